@@ -1,0 +1,194 @@
+"""The JSON rule: what may become an event's data, checked at the source in one iterative walk.
+
+``freeze`` checks and copies at once: the result shares nothing mutable with the caller and cannot be changed. It
+accepts exactly ``str, bool, None, int`` in -2^63..2^63-1, finite ``float`` (not -0.0), ``list`` and ``dict`` with str
+keys, by ``type(x) is``; everything else is refused by name and place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, cast
+
+from pydantic_core import from_json, to_json
+
+from kimi_ray.errors import LogError
+
+MAX_DEPTH = 64
+_INT_MIN = -(2**63)
+_INT_MAX = 2**63 - 1
+_INF = float("inf")
+
+
+class FrozenDict(dict[str, Any]):
+    """A JSON object inside an event: a dict that cannot be changed."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise TypeError("the data of an event cannot be changed; copy it with kimi_ray.events.thaw")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType]
+    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> tuple[Any, tuple[dict[str, Any]]]:
+        return (freeze, (dict(self),))
+
+
+class FrozenList(list[Any]):
+    """A JSON array inside an event: a list that cannot be changed."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise TypeError("the data of an event cannot be changed; copy it with kimi_ray.events.thaw")
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType]
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> tuple[Any, tuple[list[Any]]]:
+        return (freeze, (list(self),))
+
+
+def _refused(what: str, path: str) -> LogError:
+    return LogError(
+        f"{what} at {path or 'the top'} cannot be stored as JSON",
+        code="log.not_json",
+        hint="store str, bool, None, int below 2^63, finite float, list, or dict with str keys",
+        details={"at": path, "found": what},
+    )
+
+
+def _place(path: tuple[Any, ...] | None) -> str:
+    parts: list[str] = []
+    while path is not None:
+        path, key = cast("tuple[tuple[Any, ...] | None, Any]", path)
+        parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(parts)).lstrip(".")
+
+
+def _check_text(text: str, path: tuple[Any, ...] | None) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _refused(f"a lone surrogate (index {error.start})", _place(path)) from None
+
+
+def freeze(value: Any) -> Any:
+    """A checked, unchangeable copy of ``value``.
+
+    Raises:
+        LogError: ``log.not_json`` naming the place and what was found.
+    """
+    kind = type(value)
+    if kind is not dict and kind is not list and kind is not FrozenDict and kind is not FrozenList:
+        _scalar(value, kind, None)
+        return value
+    root: Any = FrozenDict() if kind in (dict, FrozenDict) else FrozenList()
+    # (source, target, path, depth); `ancestors` is kept exact by pushing a leave mark behind each container
+    stack: list[tuple[Any, Any, tuple[Any, ...] | None, int]] = [(value, root, None, 1)]
+    ancestors: set[int] = set()
+    put = dict.__setitem__
+    add = list.append
+    while stack:
+        source, target, path, depth = stack.pop()
+        if target is None:
+            ancestors.discard(source)
+            continue
+        if depth > MAX_DEPTH:
+            raise _refused(f"nesting above {MAX_DEPTH}", _place(path))
+        mark = id(source)
+        if mark in ancestors:
+            raise _refused("a cycle", _place(path))
+        opened = False
+        pairs: Any = source.items() if type(target) is FrozenDict else enumerate(source)
+        into_dict = type(target) is FrozenDict
+        for key, item in pairs:
+            if into_dict:
+                if type(key) is not str:
+                    raise _refused(f"a key of type {type(key).__name__}", _place(path))
+                _check_text(key, (path, key))
+            kind = type(item)
+            if kind is str:
+                if not item.isascii():
+                    _check_text(item, (path, key))
+                made: Any = item
+            elif kind is dict or kind is FrozenDict or kind is list or kind is FrozenList:
+                made = FrozenDict() if kind is dict or kind is FrozenDict else FrozenList()
+                if item:
+                    if not opened:
+                        opened = True
+                        ancestors.add(mark)
+                        stack.append((mark, None, None, 0))
+                    stack.append((item, made, (path, key), depth + 1))
+                elif depth >= MAX_DEPTH:
+                    raise _refused(f"nesting above {MAX_DEPTH}", _place((path, key)))
+            else:
+                if kind is not bool and item is not None:
+                    _scalar(item, kind, (path, key))
+                made = item
+            if into_dict:
+                put(target, key, made)
+            else:
+                add(target, made)
+    return root
+
+
+def _scalar(value: Any, kind: type, path: tuple[Any, ...] | None) -> None:
+    if kind is int:
+        if not _INT_MIN <= value <= _INT_MAX:
+            raise _refused("an int outside -2^63..2^63-1", _place(path))
+    elif kind is float:
+        if value != value or value in (_INF, -_INF):
+            raise _refused(f"the float {value}", _place(path))
+        if value == 0.0 and str(value)[0] == "-":
+            raise _refused("the float -0.0", _place(path))
+    elif kind is str:
+        _check_text(value, path)
+    elif kind is not bool and value is not None:
+        raise _refused(f"a value of type {kind.__name__}", _place(path))
+
+
+def thaw(value: Any) -> Any:
+    """A plain, changeable deep copy of frozen data."""
+    if isinstance(value, dict):
+        return {key: thaw(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [thaw(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """The canonical bytes of checked JSON: compact, keys in their order, UTF-8."""
+    return to_json(value)
+
+
+def decode(line: bytes) -> Any:
+    """Parse stored JSON under the same rule; a duplicate key or a number out of range is refused.
+
+    Raises:
+        LogError: ``log.not_json``.
+    """
+    try:
+        value = from_json(line, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise LogError(f"a line is not JSON: {error}", code="log.not_json", details={"bytes": len(line)}) from None
+    frozen = freeze(value)
+    # A duplicate key vanishes in parsing, and so does any other spelling than ours: canonical bytes come out equal.
+    if to_json(frozen) != bytes(line):
+        _refuse_duplicates(line)
+    return frozen
+
+
+def _refuse_duplicates(line: bytes) -> None:
+    import json  # noqa: PLC0415  only for lines that we did not write
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in found]
+        if len(set(keys)) != len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise LogError(f"the key {twice!r} stands twice in one object", code="log.not_json", details={"key": twice})
+        return dict(found)
+
+    json.loads(line, object_pairs_hook=pairs)

@@ -1,0 +1,90 @@
+"""Identities: ULID ids, agent ids, and the two functions that name a workspace.
+
+``workspace_id`` and ``workspace_root_key`` follow Kimi Code's own rules, so a directory has the same id in both
+systems; the shipped vectors in ``tests/fixtures/workdir_vectors.json`` pin them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+
+from ulid import ULID
+
+_PATH_SAFE_ID = re.compile(r"\A[A-Za-z0-9_-]{1,128}\Z")
+_SLUG_GAP = re.compile(r"[^a-z0-9._-]+")
+_DRIVE_PATH = re.compile(r"\A[A-Za-z]:[\\/]")
+_SLUG_UNITS = 40
+_RANDOM_BITS = 80
+
+_lock = threading.Lock()
+_last_ms = 0
+_last_random = 0
+
+
+def new_ulid() -> str:
+    """A new ULID, strictly increasing within this process (also within one millisecond and under clock steps)."""
+    global _last_ms, _last_random  # noqa: PLW0603  monotonic within a process is a property of the process
+    with _lock:
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms > _last_ms:
+            _last_ms = now_ms
+            _last_random = int.from_bytes(os.urandom(10), "big") >> 1
+        else:
+            _last_random += 1
+            if _last_random >> _RANDOM_BITS:
+                _last_ms += 1
+                _last_random = 0
+        raw = _last_ms.to_bytes(6, "big") + _last_random.to_bytes(10, "big")
+    return str(ULID(raw))
+
+
+def new_session_id() -> str:
+    """``session_<ulid>``."""
+    return f"session_{new_ulid()}"
+
+
+def new_message_id() -> str:
+    """``msg_<ulid>``: prompts and messages share one id space."""
+    return f"msg_{new_ulid()}"
+
+
+def is_path_safe_id(value: str) -> bool:
+    """Whether an id may become part of a path: ``[A-Za-z0-9_-]{1,128}``."""
+    return _PATH_SAFE_ID.match(value) is not None
+
+
+def agent_number(agent_id: str) -> int | None:
+    """The n of ``agent-<n>``, or None for ``main`` and anything else."""
+    prefix, _, digits = agent_id.partition("-")
+    return int(digits) if prefix == "agent" and digits.isascii() and digits.isdigit() else None
+
+
+def workspace_id(path: str) -> str:
+    """The id of a directory, ``wd_<slug>_<hash12>``, from its path as text (nothing is resolved or folded).
+
+    Args:
+        path: An absolute path; Windows separators are accepted.
+    """
+    normalized = path.replace("\\", "/").rstrip("/")
+    base = normalized.rsplit("/", 1)[-1]
+    slug = _SLUG_GAP.sub("-", base.lower()).strip("-")
+    slug = slug.encode("utf-16-le", "surrogatepass")[: _SLUG_UNITS * 2].decode("utf-16-le", "replace").strip("-")
+    if slug in ("", ".", ".."):
+        slug = "workspace"
+    text = re.sub("[\ud800-\udfff]", "\ufffd", normalized)
+    return f"wd_{slug}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def workspace_root_key(root: str) -> str:
+    """The key under which spellings of one directory are the same workspace.
+
+    A drive path (``C:\\``), a UNC path and a path that begins with ``//`` are lower-cased; trailing slashes are
+    stripped from all.
+    """
+    key = root.replace("\\", "/").rstrip("/")
+    folds = _DRIVE_PATH.match(root) is not None or root.startswith(("\\\\", "//"))
+    return key.lower() if folds else key

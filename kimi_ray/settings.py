@@ -1,0 +1,182 @@
+"""What a user may say about an agent: sampling, limits, profile, working directory, item.
+
+Frozen pydantic models, pure data: they travel to hosts, into ``run.json`` and into logs as they are. ``None`` always
+means "not said": it is not sent, not limited, or taken from the profile or the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Durability = Literal["disk", "os", "none"]
+Checkpoint = Literal["request", "turn", "none"]
+Isolation = Literal["shared", "dedicated"]
+OnInterrupt = Literal["fail", "continue"]
+
+
+class Settings(BaseModel):
+    """Base of every setting and result: frozen, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def said(self) -> dict[str, Any]:
+        """The fields that are not None, as JSON: what is logged and sent."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Sampling(Settings):
+    """How the model samples. None is not sent to the server."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Sent as ``seed``; runs derive it per rollout and attempt."""
+    stop: tuple[str, ...] | None = None
+    reasoning_effort: str | None = None
+    tool_choice: str | None = None
+    """``auto``, ``none``, ``required`` or a tool's name."""
+    parallel_tool_calls: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """How many alternatives per token; recorded as ``llm/tokens``."""
+    token_ids: bool | None = None
+    """Ask the server for token ids; recorded as ``llm/tokens``."""
+    extra_body: dict[str, Any] | None = None
+    """Further keys of the request body, sent as they are."""
+
+    def over(self, base: Sampling | None) -> Sampling:
+        """This sampling on top of ``base``: what is said here wins."""
+        if base is None:
+            return self
+        return base.model_copy(update={k: v for k, v in self.__dict__.items() if v is not None})
+
+
+class Limits(Settings):
+    """Bounds of an agent, a session's tree or a swarm. None is unbounded.
+
+    Reaching one ends the turn with ``limit`` {name, value, used, scope}; the overshoot is at most one model request
+    per running agent.
+    """
+
+    max_turns: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Model requests, over all turns of the bounded thing."""
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """Output tokens summed over all steps (the per-request cap is ``Sampling.max_output_tokens``)."""
+    max_total_tokens: int | None = Field(default=None, ge=1)
+    max_cost_usd: float | None = Field(default=None, gt=0)
+    """US dollars by the model's configured prices; needs a price."""
+    time_s: float | None = Field(default=None, gt=0)
+    """Wall seconds from the first turn's start."""
+    working_time_s: float | None = Field(default=None, gt=0)
+    """Seconds in model calls and tools; waiting in queues, in the limiter and for retries is not counted."""
+
+    def over(self, base: Limits | None) -> Limits:
+        """These limits on top of ``base``: what is said here wins."""
+        if base is None:
+            return self
+        return base.model_copy(update={k: v for k, v in self.__dict__.items() if v is not None})
+
+
+class Profile(Settings):
+    """A kind of agent: its system prompt, its tools, its defaults.
+
+    A name from ``agent``, ``coder``, ``explore``, ``bare`` (see ``kimi_ray.agent.profiles``) or an object of this
+    class is accepted wherever a profile is asked for.
+    """
+
+    name: str = Field(min_length=1, max_length=64)
+    system_prompt: str | None = None
+    tools: tuple[str, ...] = ()
+    model: str | None = None
+    sampling: Sampling | None = None
+    limits: Limits | None = None
+    description: str = ""
+
+
+class Workdir(Settings):
+    """Where an agent works. Built by the class methods, or parsed from the command line's form.
+
+    ``none``: no directory, tools that need one refuse. ``shared``: the directory itself. ``copy``: a private copy,
+    made on the agent's node, removed at the end unless kept.
+    """
+
+    kind: Literal["none", "shared", "copy", "git", "factory"]
+    path: str | None = None
+    ref: str | None = None
+    writes: bool = False
+    """``shared`` only: the user accepts that several agents write into one directory."""
+
+    @classmethod
+    def none(cls) -> Workdir:
+        """No working directory."""
+        return cls(kind="none")
+
+    @classmethod
+    def shared(cls, path: str, *, writes: bool = False) -> Workdir:
+        """The directory itself, seen by every agent that gets it."""
+        return cls(kind="shared", path=path, writes=writes)
+
+    @classmethod
+    def copy(cls, path: str) -> Workdir:  # pyright: ignore[reportIncompatibleMethodOverride]  replaces pydantic's deprecated copy()
+        """A private copy of the directory for each agent."""
+        return cls(kind="copy", path=path)
+
+    @model_validator(mode="after")
+    def _path_given(self) -> Self:
+        if self.kind in ("shared", "copy", "git", "factory") and not self.path:
+            raise ValueError(f"a {self.kind} workdir needs a path")
+        return self
+
+
+class Item(Settings):
+    """One thing to work on: a row of the items file, or an object given in Python."""
+
+    id: str | None = None
+    """The explicit id; None takes the hash of the canonical data."""
+    data: Any
+    """The columns (a dict) or a bare string; what ``{{item}}`` and ``{{column}}`` show."""
+    prompt: str | None = None
+    workdir: Workdir | None = None
+    sampling: Sampling | None = None
+    limits: Limits | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Usage(Settings):
+    """Tokens of one or more model requests. The parts are disjoint except that ``reasoning`` is within ``output``."""
+
+    input: int = 0
+    """Input tokens that were not read from a cache."""
+    cached: int = 0
+    cache_write: int = 0
+    output: int = 0
+    reasoning: int = 0
+    estimated: bool | None = None
+    """True when a server reported none and the numbers are our estimate."""
+
+    @property
+    def total(self) -> int:
+        """Input, cached, cache-written and output tokens together."""
+        return self.input + self.cached + self.cache_write + self.output
+
+    def plus(self, other: Usage) -> Usage:
+        """The sum; estimated as soon as a part is."""
+        return Usage(
+            input=self.input + other.input,
+            cached=self.cached + other.cached,
+            cache_write=self.cache_write + other.cache_write,
+            output=self.output + other.output,
+            reasoning=self.reasoning + other.reasoning,
+            estimated=True if self.estimated or other.estimated else None,
+        )
+
+
+PromptState = Literal["pending", "running", "steered", "completed", "failed", "cancelled", "blocked"]
+StopKind = Literal[
+    "completed", "cancelled", "blocked", "failed", "limit", "truncated", "timeout", "interrupted"
+]
