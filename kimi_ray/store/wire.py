@@ -1,0 +1,54 @@
+"""What an append looks like between a host and the store process: one blob with offsets, never a list of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kimi_ray.store.seam import Batch, Stream
+
+MAX_CALL_BYTES = 32 << 20
+
+PackedBatch = tuple[str, str, int, str, int, tuple[int, ...], tuple[int, ...]]
+"""``(session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events)``; no ``row_events`` means one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCall:
+    """Many batches as one picklable value: payloads one after the other in ``blob``, the rest in ``batches``.
+
+    ``sync``: whether the answer may come only when everything is durable.
+    """
+
+    blob: bytes
+    batches: tuple[PackedBatch, ...]
+    sync: bool = True
+
+
+def pack_call(batches: Iterable[Batch], *, sync: bool = True) -> AppendCall:
+    """One call for these batches, in their order."""
+    packed: list[PackedBatch] = []
+    payloads: list[bytes | memoryview] = []
+    for batch in batches:
+        events = batch.row_events
+        plain = sum(events) == len(events)
+        packed.append(
+            (*batch.stream, batch.epoch, batch.nonce, batch.first_seq, batch.row_bytes, () if plain else events)
+        )
+        payloads.append(batch.payload)
+    return AppendCall(b"".join(payloads), tuple(packed), sync)
+
+
+def unpack_call(call: AppendCall) -> list[Batch]:
+    """The batches again; their payloads are views into the blob."""
+    view = memoryview(call.blob)
+    batches: list[Batch] = []
+    start = 0
+    for session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events in call.batches:
+        end = start + sum(row_bytes)
+        events = row_events or (1,) * len(row_bytes)
+        batches.append(
+            Batch(Stream(session_id, agent_id), epoch, nonce, first_seq, view[start:end], row_bytes, events)
+        )
+        start = end
+    return batches
