@@ -1,0 +1,53 @@
+"""Reaching models: the chat seam, the providers behind it, and what is the same for all of them.
+
+What may enter: how a request becomes an answer, how failures are named, when to try again, which settings a model has.
+No agent, no log, no store, no Ray. A provider's library is imported when the provider is built, not with this room.
+"""
+
+from kimi_ray.llm.assemble import Assembled, Assembler
+from kimi_ray.llm.chat import (
+    BlockEnd,
+    BlockStart,
+    ChatProvider,
+    ChatRequest,
+    Chunk,
+    Finish,
+    FinishReason,
+    MetaChunk,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolSpec,
+    UsageChunk,
+)
+from kimi_ray.llm.faults import answer_fault
+from kimi_ray.llm.header import describe_request
+from kimi_ray.llm.retry import RetryPolicy
+from kimi_ray.llm.script import Script, ScriptFunction, Step, ToolCall
+from kimi_ray.llm.scripted import ScriptedProvider
+
+__all__ = [
+    "Assembled",
+    "Assembler",
+    "BlockEnd",
+    "BlockStart",
+    "ChatProvider",
+    "ChatRequest",
+    "Chunk",
+    "Finish",
+    "FinishReason",
+    "MetaChunk",
+    "ReasoningDelta",
+    "RetryPolicy",
+    "Script",
+    "ScriptFunction",
+    "ScriptedProvider",
+    "Step",
+    "TextDelta",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolSpec",
+    "UsageChunk",
+    "answer_fault",
+    "describe_request",
+]
