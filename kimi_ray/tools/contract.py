@@ -139,7 +139,7 @@ class ToolContext:
     """Set when the turn is cancelled; the call is cancelled as a task after a grace of 2 s."""
     item: Any = None
     """The data of the item of this rollout, when there is one."""
-    state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
     """Lives as long as the agent's scope; shared by the tools of one agent (e.g. files read so far)."""
 
 

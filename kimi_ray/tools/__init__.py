@@ -1,0 +1,36 @@
+"""Tools: what a model can call, the place where the calls work, and the order in which they run.
+
+What enters here declares itself through ``contract.py`` and works through an ``Environment``. Nothing of agents,
+sessions, models or Ray is known here. Import names from here; ``builtin`` has a module a tool.
+"""
+
+from kimi_ray.tools.contract import (
+    Access,
+    Accesses,
+    DirectoryEntry,
+    Environment,
+    ExecResult,
+    FileStat,
+    Tool,
+    ToolContext,
+    ToolOutput,
+)
+from kimi_ray.tools.local import LocalEnvironment
+from kimi_ray.tools.registry import builtin_tools, select_tools
+from kimi_ray.tools.results import error_output
+
+__all__ = [
+    "Access",
+    "Accesses",
+    "DirectoryEntry",
+    "Environment",
+    "ExecResult",
+    "FileStat",
+    "LocalEnvironment",
+    "Tool",
+    "ToolContext",
+    "ToolOutput",
+    "builtin_tools",
+    "error_output",
+    "select_tools",
+]

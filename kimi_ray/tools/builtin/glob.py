@@ -1,0 +1,53 @@
+"""Glob: files by the pattern of their path, in name order."""
+
+from __future__ import annotations
+
+import posixpath
+
+from pydantic import Field
+
+from kimi_ray.tools.builtin.base import BuiltinTool
+from kimi_ray.tools.builtin.patterns import PathPattern
+from kimi_ray.tools.builtin.walk import IGNORED, walk
+from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
+from kimi_ray.tools.schema import Arguments
+
+MAX_MATCHES = 100
+
+
+class GlobArguments(Arguments):
+    pattern: str = Field(min_length=1, description="Such as src/**/*.py or *.{json,toml}")
+    path: str = Field(default=".", min_length=1, description="Directory to search")
+
+
+class Glob(BuiltinTool[GlobArguments]):
+    name = "Glob"
+    description = (
+        f"Find files by a path pattern (** for any directories), at most {MAX_MATCHES}, in name order. Directories "
+        "such as .git and node_modules are searched only when the pattern names them."
+    )
+
+    def touches(self, arguments: GlobArguments) -> Accesses:
+        return Accesses.reads(arguments.path)
+
+    async def call(self, arguments: GlobArguments, context: ToolContext) -> ToolOutput:
+        pattern = PathPattern(arguments.pattern)
+        found: list[str] = []
+        more = False
+        named = bool(pattern.names & IGNORED)
+        async for path, entry in walk(
+            context.environment, arguments.path, include_ignored=named, enter=pattern.may_hold
+        ):
+            if entry.kind == "file" and pattern.matches(path):
+                if len(found) == MAX_MATCHES:
+                    more = True
+                    break
+                found.append(posixpath.normpath(posixpath.join(arguments.path, path)))
+        if not found:
+            hint = "" if "**" in arguments.pattern else f"; **/{arguments.pattern} would search all directories"
+            text = f"[no file matches {arguments.pattern} in {arguments.path}{hint}]"
+        else:
+            text = "\n".join(found)
+            if more:
+                text += f"\n[there are more than {MAX_MATCHES}: narrow the pattern or the path]"
+        return ToolOutput(text, meta={"matches": len(found), "more": more})

@@ -1,0 +1,75 @@
+"""Tools by name: the built-in ones, and the choice an agent makes among them and its user's."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from kimi_ray.errors import ToolError
+from kimi_ray.tools.builtin import Bash, Glob, Read
+from kimi_ray.tools.contract import Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_name(name: str) -> str:
+    """The name, if a model server takes it.
+
+    Raises:
+        ToolError: ``tool.bad_signature``.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ToolError(
+            f"{name[:80]!r} cannot be the name of a tool",
+            code="tool.bad_signature",
+            hint='use 1 to 64 letters, digits, _ and -, e.g. name="lookup"',
+            details={"name": name[:200]},
+        )
+    return name
+
+
+def builtin_tools() -> dict[str, Tool]:
+    """A fresh set of the built-in tools that need nothing but an environment, by name."""
+    tools: tuple[Tool, ...] = (Read(), Glob(), Bash())
+    return {tool.name: tool for tool in tools}
+
+
+def select_tools(names: Iterable[str], user_tools: Mapping[str, Tool] | Sequence[Tool] = ()) -> list[Tool]:
+    """The tools of these names, in this order, each once; a user's tool wins over a built-in one of its name.
+
+    Args:
+        names: What the agent is to have.
+        user_tools: Further tools, those of features and of the user: a mapping by name, or a sequence.
+
+    Raises:
+        ToolError: ``tool.unknown``, with near names in the hint; ``tool.bad_signature`` for a name that no server
+            takes; ``tool.duplicate`` when two user tools have one name.
+    """
+    own: list[Tool] = list(user_tools.values()) if isinstance(user_tools, Mapping) else list(user_tools)
+    known = builtin_tools()
+    seen: set[str] = set()
+    for tool in own:
+        name = check_name(tool.name)
+        if name in seen:
+            raise ToolError(
+                f"two tools are named {name}",
+                code="tool.duplicate",
+                hint="give one of them another name",
+                details={"name": name},
+            )
+        seen.add(name)
+        known[name] = tool
+    selected: dict[str, Tool] = {}
+    for name in names:
+        if name not in known:
+            lower = {candidate.lower(): candidate for candidate in known}
+            near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
+            raise ToolError(
+                f"there is no tool named {name[:80]!r}",
+                code="tool.unknown",
+                hint=f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}",
+                details={"name": name[:200], "known": sorted(known)},
+            )
+        selected[name] = known[name]
+    return list(selected.values())
