@@ -1,59 +1,38 @@
-"""The words of the calls between hosts: plain picklable data, complete in themselves.
-
-An ``AgentSpec`` has all that a host needs to bring an agent to life, the model's key included (a secret travels in
-the activation call and nowhere else; ``ResolvedModel`` keeps it out of reprs and dumps).
-"""
+"""The words of the calls between hosts: plain picklable data. What concerns one agent alone is ``agent.specs``'s."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.settings import Isolation, Limits, OnInterrupt, Profile, PromptState, Sampling, Settings, Usage, Workdir
+from kimi_ray.agent.specs import (
+    AgentProgress,
+    AgentSpec,
+    AgentTotals,
+    LogEntry,
+    Outcome,
+    PromptResult,
+    PromptSpec,
+)
+from kimi_ray.settings import Isolation, Limits
 from kimi_ray.store.seam import Stream
-from kimi_ray.tools.contract import Tool
 
-
-@dataclass(frozen=True, slots=True)
-class AgentSpec:
-    """How to bring one agent to life.
-
-    ``header`` is the header of a new log, or None for a log that exists. ``nonce`` names the writer to be: the same
-    nonce again is the same activation.
-    """
-
-    stream: Stream
-    nonce: str
-    profile: Profile
-    model: ResolvedModel
-    header: dict[str, Any] | None = None
-    sampling: Sampling | None = None
-    limits: Limits | None = None
-    workdir: Workdir | None = None
-    workdir_path: str | None = None
-    """A directory prepared by an earlier activation (must still be there: else ``workdir.lost``)."""
-    keep_workdir: bool = False
-    user_tools: tuple[Tool, ...] = ()
-    item: Any = None
-    denied_paths: tuple[str, ...] = ()
-    send_seed: bool = True
-    """Whether ``sampling.seed`` goes over the wire or is only recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSpec:
-    """A prompt, or with ``continuation`` a turn without a new message (``text`` is then empty)."""
-
-    prompt_id: str
-    text: str = ""
-    content: tuple[dict[str, Any], ...] | None = None
-    """Content blocks instead of ``text``."""
-    sampling: Sampling | None = None
-    limits: Limits | None = None
-    on_interrupt: OnInterrupt = "fail"
-    steer_if_active: bool = False
-    continuation: bool = False
+__all__ = [
+    "Ack",
+    "AgentProgress",
+    "AgentSpec",
+    "AgentTotals",
+    "EventPage",
+    "LogEntry",
+    "Outcome",
+    "PlaceAgent",
+    "PromptResult",
+    "PromptSpec",
+    "RunRequest",
+    "SessionInfo",
+    "SessionSpec",
+    "Submit",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,91 +66,6 @@ class Ack:
     error: dict[str, Any] | None = None
 
 
-class PromptResult(Settings):
-    """How a prompt ended.
-
-    ``state`` is final: completed, failed, cancelled or blocked. ``stop`` is the turn's reason kind, or
-    ``limit:<name>``. ``text`` is the last answer's text ("" when there is none).
-    """
-
-    prompt_id: str
-    state: PromptState
-    text: str = ""
-    turn: int | None = None
-    stop: str | None = None
-    usage: Usage = Usage()
-    steps: int = 0
-    tool_calls: int = 0
-    error: dict[str, Any] | None = None
-
-    def raise_for_state(self) -> PromptResult:
-        """This result, unless the prompt did not complete.
-
-        Raises:
-            KimiRayError: the recorded error; ``prompt.cancelled`` or ``prompt.blocked`` without one.
-        """
-        from kimi_ray.errors import AgentError, error_from_data  # noqa: PLC0415
-
-        if self.state == "completed":
-            return self
-        if self.error is not None:
-            raise error_from_data(self.error)
-        raise AgentError(f"prompt {self.prompt_id} ended {self.state} ({self.stop})", code=f"prompt.{self.state}")
-
-
-@dataclass(frozen=True, slots=True)
-class AgentTotals:
-    """What an agent used over its whole life, as its log tells; times in milliseconds."""
-
-    turns: int = 0
-    steps: int = 0
-    tool_calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    cost_usd: float | None = None
-    interruptions: int = 0
-    model_ms: int = 0
-    tools_ms: int = 0
-    store_ms: int = 0
-    queued_ms: int = 0
-    limiter_ms: int = 0
-    retry_wait_ms: int = 0
-    wall_ms: int = 0
-    retries: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A prompt's end, as ``wait_any`` reports it. ``seq``/``epoch``: the agent's durable position behind it."""
-
-    stream: Stream
-    prompt_id: str
-    result: PromptResult
-    seq: int
-    epoch: int
-    totals: AgentTotals
-    message_seq: int | None = None
-    served_model: str | None = None
-    fingerprint: str | None = None
-    workdir_path: str | None = None
-    node_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AgentProgress:
-    """Where a living agent stands now. ``since_ms``: time since it last got anywhere (a chunk, an event)."""
-
-    stream: Stream
-    phase: str
-    """idle, model, tools, retry, store, limiter."""
-    turn: int | None
-    step: int | None
-    output_tokens: int
-    total_tokens: int
-    cost_usd: float
-    retries: int
-    since_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class EventPage:
     """Events of a log from a cursor: canonical lines; ``epoch`` is the live writer's, None from a cold log."""
@@ -181,14 +75,6 @@ class EventPage:
     next_seq: int
     durable_seq: int
     epoch: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """An event to be appended to a live agent's log by its session (``subagent/*``, ``swarm/*``, scores, notes)."""
-
-    type: str
-    data: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

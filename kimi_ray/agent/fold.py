@@ -1,0 +1,273 @@
+"""What a log says about its agent: prompts, totals, the last request header, the bound profile.
+
+One fold serves the live agent (as an observer of its log) and a reopened one (over the stored events), so both see
+the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kimi_ray.events import SessionEvent
+from kimi_ray.agent.specs import AgentTotals
+from kimi_ray.log import message_text
+from kimi_ray.settings import PromptState, Usage
+
+FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
+
+
+@dataclass(slots=True)
+class PromptRecord:
+    """One prompt as the log tells it. ``content`` is dropped once the prompt has run."""
+
+    prompt_id: str
+    content: Any
+    state: PromptState = "pending"
+    on_interrupt: str = "fail"
+    sampling: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+    turn: int | None = None
+    error: dict[str, Any] | None = None
+    seq: int = -1
+    steered_into: str | None = None
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """How a finished turn went; kept for the newest turns only."""
+
+    reason: dict[str, Any]
+    steps: int
+    tool_calls: int
+    usage: Usage
+    text: str
+    message_seq: int | None
+    end_seq: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    turns: int = 0
+    steps: int = 0
+    tool_calls: int = 0
+    interruptions: int = 0
+    retries: int = 0
+    input: int = 0
+    cached: int = 0
+    cache_write: int = 0
+    output: int = 0
+    reasoning: int = 0
+    estimated: bool = False
+    model_ms: int = 0
+    tools_ms: int = 0
+    store_ms: int = 0
+    queued_ms: int = 0
+    limiter_ms: int = 0
+    retry_wait_ms: int = 0
+    wall_ms: int = 0
+
+    def usage(self) -> Usage:
+        return Usage(
+            input=self.input,
+            cached=self.cached,
+            cache_write=self.cache_write,
+            output=self.output,
+            reasoning=self.reasoning,
+            estimated=True if self.estimated else None,
+        )
+
+
+@dataclass(slots=True)
+class AgentFold:
+    """The running state of one agent, from its log alone."""
+
+    prompts: dict[str, PromptRecord] = field(default_factory=dict)
+    turns: dict[int, TurnRecord] = field(default_factory=dict)
+    header: dict[str, Any] | None = None
+    bind: dict[str, Any] | None = None
+    model_name: str | None = None
+    served_model: str | None = None
+    fingerprint: str | None = None
+    last_message_seq: int | None = None
+    sums: _Sums = field(default_factory=_Sums)
+    _turn_base: _Sums = field(default_factory=_Sums)
+    _turn_text: str = ""
+    _turn_message_seq: int | None = None
+    _turn_started: int = 0
+    keep_turns: int = 1024
+
+    def apply(self, event: SessionEvent) -> None:
+        """Follow one event."""
+        handler = _HANDLERS.get(event.type)
+        if handler is not None:
+            handler(self, event)
+
+    def totals(self, cost_usd: float | None = None) -> AgentTotals:
+        """The agent's whole life so far."""
+        s = self.sums
+        return AgentTotals(
+            turns=s.turns,
+            steps=s.steps,
+            tool_calls=s.tool_calls,
+            usage=s.usage(),
+            cost_usd=cost_usd,
+            interruptions=s.interruptions,
+            model_ms=s.model_ms,
+            tools_ms=s.tools_ms,
+            store_ms=s.store_ms,
+            queued_ms=s.queued_ms,
+            limiter_ms=s.limiter_ms,
+            retry_wait_ms=s.retry_wait_ms,
+            wall_ms=s.wall_ms,
+            retries=s.retries,
+        )
+
+    def _submitted(self, event: SessionEvent) -> None:
+        data = event.data
+        self.prompts[data["prompt_id"]] = PromptRecord(
+            data["prompt_id"],
+            data["content"],
+            on_interrupt=data.get("on_interrupt") or "fail",
+            sampling=data.get("sampling"),
+            limits=data.get("limits"),
+            seq=event.seq,
+        )
+
+    def _started(self, event: SessionEvent) -> None:
+        record = self.prompts.get(event.data["prompt_id"])
+        if record is not None:
+            record.state = "running"
+            record.turn = event.data["turn"]
+
+    def _steered(self, event: SessionEvent) -> None:
+        for prompt_id in event.data["prompt_ids"]:
+            record = self.prompts.get(prompt_id)
+            if record is not None:
+                record.state = "steered"
+                record.turn = event.data["turn"]
+                record.steered_into = event.data["active_prompt_id"]
+
+    def _completed(self, event: SessionEvent) -> None:
+        record = self.prompts.get(event.data["prompt_id"])
+        if record is not None:
+            record.state = event.data["state"]
+            record.error = event.data.get("error")
+            if "turn" in event.data:
+                record.turn = event.data["turn"]
+            record.content = None
+
+    def _turn_start(self, event: SessionEvent) -> None:
+        s = self.sums
+        self._turn_base = _Sums(
+            steps=s.steps,
+            tool_calls=s.tool_calls,
+            input=s.input,
+            cached=s.cached,
+            cache_write=s.cache_write,
+            output=s.output,
+            reasoning=s.reasoning,
+        )
+        s.turns += 1
+        self._turn_text = ""
+        self._turn_message_seq = None
+        self._turn_started = event.time
+
+    def _turn_end(self, event: SessionEvent) -> None:
+        s, base = self.sums, self._turn_base
+        reason = event.data["reason"]
+        if reason["kind"] == "interrupted":
+            s.interruptions += 1
+        s.wall_ms += max(0, event.time - self._turn_started)
+        usage = Usage(
+            input=s.input - base.input,
+            cached=s.cached - base.cached,
+            cache_write=s.cache_write - base.cache_write,
+            output=s.output - base.output,
+            reasoning=s.reasoning - base.reasoning,
+            estimated=True if s.estimated else None,
+        )
+        turn = event.data["turn"]
+        self.turns[turn] = TurnRecord(
+            reason,
+            s.steps - base.steps,
+            s.tool_calls - base.tool_calls,
+            usage,
+            self._turn_text,
+            self._turn_message_seq,
+            event.seq,
+        )
+        if len(self.turns) > self.keep_turns:
+            del self.turns[next(iter(self.turns))]
+
+    def _step_start(self, _event: SessionEvent) -> None:
+        self.sums.steps += 1
+
+    def _step_end(self, event: SessionEvent) -> None:
+        data, s = event.data, self.sums
+        s.model_ms += data.get("model_ms", 0)
+        s.tools_ms += data.get("tools_ms", 0)
+        s.store_ms += data.get("store_ms", 0)
+
+    def _tool_call(self, _event: SessionEvent) -> None:
+        self.sums.tool_calls += 1
+
+    def _message(self, event: SessionEvent) -> None:
+        if event.replaced is None:
+            self.last_message_seq = event.seq
+            text = message_text(event.data["message"])
+            if text.strip():
+                self._turn_text = text
+                self._turn_message_seq = event.seq
+
+    def _response(self, event: SessionEvent) -> None:
+        data, s = event.data, self.sums
+        usage = data.get("usage")
+        if usage is not None:
+            s.input += usage.get("input", 0)
+            s.cached += usage.get("cached", 0)
+            s.cache_write += usage.get("cache_write", 0)
+            s.output += usage.get("output", 0)
+            s.reasoning += usage.get("reasoning", 0)
+            if usage.get("estimated"):
+                s.estimated = True
+        timing = data["timing"]
+        s.queued_ms += timing.get("queued_ms", 0)
+        s.limiter_ms += timing.get("limiter_ms", 0)
+        if "served_model" in data:
+            self.served_model = data["served_model"]
+        if "fingerprint" in data:
+            self.fingerprint = data["fingerprint"]
+
+    def _retry(self, event: SessionEvent) -> None:
+        self.sums.retries += 1
+        self.sums.retry_wait_ms += event.data["delay_ms"]
+
+    def _header(self, event: SessionEvent) -> None:
+        self.header = event.data["header"]
+
+    def _bind(self, event: SessionEvent) -> None:
+        self.bind = event.data
+        self.model_name = event.data.get("model")
+
+    def _model(self, event: SessionEvent) -> None:
+        self.model_name = event.data["model"]
+
+
+_HANDLERS: dict[str, Any] = {
+    "prompt/submitted": AgentFold._submitted,  # pyright: ignore[reportPrivateUsage]
+    "prompt/started": AgentFold._started,  # pyright: ignore[reportPrivateUsage]
+    "prompt/steered": AgentFold._steered,  # pyright: ignore[reportPrivateUsage]
+    "prompt/completed": AgentFold._completed,  # pyright: ignore[reportPrivateUsage]
+    "turn/start": AgentFold._turn_start,  # pyright: ignore[reportPrivateUsage]
+    "turn/end": AgentFold._turn_end,  # pyright: ignore[reportPrivateUsage]
+    "step/start": AgentFold._step_start,  # pyright: ignore[reportPrivateUsage]
+    "step/end": AgentFold._step_end,  # pyright: ignore[reportPrivateUsage]
+    "tool/call": AgentFold._tool_call,  # pyright: ignore[reportPrivateUsage]
+    "assistant/message": AgentFold._message,  # pyright: ignore[reportPrivateUsage]
+    "llm/response": AgentFold._response,  # pyright: ignore[reportPrivateUsage]
+    "llm/retry": AgentFold._retry,  # pyright: ignore[reportPrivateUsage]
+    "request/header": AgentFold._header,  # pyright: ignore[reportPrivateUsage]
+    "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]
+    "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
+}

@@ -1,0 +1,141 @@
+"""Limits of one agent: what is counted, when it is looked at, and the timers of the two time limits.
+
+Counts are looked at before each model request and each batch of tool calls, so a turn overshoots by at most one
+request. Times interrupt what is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Literal
+
+from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.errors import AgentError
+from kimi_ray.llm.models import Price, cost_usd
+from kimi_ray.settings import Limits
+
+LimitScope = Literal["agent", "session", "swarm"]
+
+
+def limit_error(name: str, value: float, used: float, scope: LimitScope = "agent") -> AgentError:
+    """The error of a reached limit: ``limit.<name>`` with ``{name, value, used, scope}``."""
+    return AgentError(
+        f"the {scope}'s limit {name}={value:g} is reached ({used:g} used)",
+        code=f"limit.{name}",
+        details={"name": name, "value": value, "used": used, "scope": scope},
+    )
+
+
+class LimitMeter:
+    """Measures one agent against its limits.
+
+    Args:
+        limits: The agent's limits, and a turn's on top (``for_turn``).
+        fold: The agent's totals: a resumed agent goes on counting where it was.
+        price: The model's price, for ``max_cost_usd``.
+    """
+
+    def __init__(self, limits: Limits | None, fold: AgentFold, price: Price | None) -> None:
+        self.limits = limits or Limits()
+        self._fold = fold
+        self._price = price
+        self._base_wall_ms = fold.sums.wall_ms
+        self._base_working_ms = fold.sums.model_ms + fold.sums.tools_ms
+        self._working_s = 0.0
+        self._turn_began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._phase_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the agent has cost so far, or None without a price."""
+        return None if self._price is None else cost_usd(self._fold.sums.usage(), self._price)
+
+    def check_turn(self) -> None:
+        """Before a turn starts.
+
+        Raises:
+            AgentError: ``limit.max_turns``.
+        """
+        turns = self._fold.sums.turns
+        if self.limits.max_turns is not None and turns >= self.limits.max_turns:
+            raise limit_error("max_turns", self.limits.max_turns, turns)
+
+    def check_request(self) -> None:
+        """Before a model request.
+
+        Raises:
+            AgentError: ``limit.*``.
+        """
+        limits, sums = self.limits, self._fold.sums
+        if limits.max_steps is not None and sums.steps >= limits.max_steps:
+            raise limit_error("max_steps", limits.max_steps, sums.steps)
+        self.check_tokens()
+
+    def check_tokens(self) -> None:
+        """What an answer may have exhausted.
+
+        Raises:
+            AgentError: ``limit.max_output_tokens``, ``limit.max_total_tokens``, ``limit.max_cost_usd``.
+        """
+        limits, sums = self.limits, self._fold.sums
+        if limits.max_output_tokens is not None and sums.output >= limits.max_output_tokens:
+            raise limit_error("max_output_tokens", limits.max_output_tokens, sums.output)
+        total = sums.input + sums.cached + sums.cache_write + sums.output
+        if limits.max_total_tokens is not None and total >= limits.max_total_tokens:
+            raise limit_error("max_total_tokens", limits.max_total_tokens, total)
+        cost = self.cost_usd if limits.max_cost_usd is not None else None
+        if limits.max_cost_usd is not None and cost is not None and cost >= limits.max_cost_usd:
+            raise limit_error("max_cost_usd", limits.max_cost_usd, cost)
+
+    def check_tool_calls(self, wanted: int) -> None:
+        """Before ``wanted`` tool calls run.
+
+        Raises:
+            AgentError: ``limit.max_tool_calls``.
+        """
+        limit, used = self.limits.max_tool_calls, self._fold.sums.tool_calls
+        if limit is not None and used + wanted > limit:
+            raise limit_error("max_tool_calls", limit, used)
+
+    def start_turn(self, signal: TurnSignal) -> None:
+        """Arm ``time_s`` for a turn."""
+        self._turn_began = time.monotonic()
+        if self.limits.time_s is not None:
+            left = self.limits.time_s - self._base_wall_ms / 1000
+            error = limit_error("time_s", self.limits.time_s, self.limits.time_s)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, left), lambda: signal.stop("limit", limit=error))
+
+    def end_turn(self) -> None:
+        """Disarm the timers of a turn."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.end_work()
+        if self._turn_began is not None:
+            self._base_wall_ms += round((time.monotonic() - self._turn_began) * 1000)
+            self._turn_began = None
+
+    def start_work(self, signal: TurnSignal) -> float:
+        """Working time begins (a request, tools); returns the monotonic start."""
+        began = time.monotonic()
+        if self.limits.working_time_s is not None:
+            left = self.limits.working_time_s - self._base_working_ms / 1000 - self._working_s
+            error = limit_error("working_time_s", self.limits.working_time_s, self.limits.working_time_s)
+            loop = asyncio.get_running_loop()
+            self._phase_timer = loop.call_later(max(0.0, left), lambda: signal.stop("limit", limit=error))
+        return began
+
+    def end_work(self, began: float | None = None) -> int:
+        """Working time pauses; returns the milliseconds since ``began``."""
+        if self._phase_timer is not None:
+            self._phase_timer.cancel()
+            self._phase_timer = None
+        if began is None:
+            return 0
+        spent = time.monotonic() - began
+        self._working_s += spent
+        return round(spent * 1000)

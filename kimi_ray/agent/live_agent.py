@@ -1,0 +1,351 @@
+"""A living agent: its services around one log, and the task that runs its turns.
+
+``LiveAgent`` is what a host holds. It is brought to life by ``revive`` (close what a crash left open, put pending
+prompts back), takes prompts, runs turns one after the other, and ends by ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.prompts import Prompts
+from kimi_ray.agent.requester import Progress
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
+from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.llm.chat import ChatProvider, ToolSpec
+from kimi_ray.log import closing_events, epoch_ms
+from kimi_ray.settings import Limits, PromptState, Sampling, Usage
+from kimi_ray.tools.contract import Environment, Tool
+
+MAX_REVIVALS = 3
+"""How often an interrupted prompt is continued before it is given up."""
+
+_STATE_OF_KIND: dict[str, PromptState] = {
+    "completed": "completed",
+    "truncated": "completed",
+    "cancelled": "cancelled",
+    "blocked": "blocked",
+}
+
+
+class LiveAgent:
+    """One agent, alive.
+
+    Args:
+        spec: How it was asked for.
+        epoch: The epoch of its grant.
+        journal: Its log.
+        prompts: Its queue.
+        loop: Runs its turns.
+        meter: Its limits.
+        provider: Its model server.
+        environment: Where its tools work.
+        tools: Its tools, in order.
+        progress: What a watcher sees.
+        on_outcome: Called when a prompt reached its final state, durably.
+        on_idle: Called when no prompt is left.
+    """
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        epoch: int,
+        journal: Journal,
+        prompts: Prompts,
+        loop: TurnLoop,
+        meter: LimitMeter,
+        provider: ChatProvider,
+        environment: Environment,
+        tools: list[Tool],
+        progress: Progress,
+        *,
+        on_outcome: Callable[[str, Outcome], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self.stream = spec.stream
+        self.epoch = epoch
+        self.journal = journal
+        self.prompts = prompts
+        self.meter = meter
+        self.progress = progress
+        self.workdir_path: str | None = None
+        self.node_id: str | None = None
+        self._loop = loop
+        self._provider = provider
+        self._environment = environment
+        self._tools = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools)
+        self._on_outcome = on_outcome
+        self._on_idle = on_idle
+        self._model = spec.model
+        self._continuations: list[tuple[str, str]] = []
+        self._handled: dict[str, int | None] = {}
+        self._signal: TurnSignal | None = None
+        self._driver: asyncio.Task[None] | None = None
+        self._closed = False
+        self.failure: KimiRayError | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs or a prompt waits."""
+        return self._driver is not None and not self._driver.done()
+
+    def revive(self) -> None:
+        """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
+
+        1. An open turn is closed as interrupted, its unanswered calls answered.
+        2. A prompt whose turn had ended gets the state that this end gives it.
+        3. An interrupted prompt fails with ``turn.interrupted``, or is continued if it was submitted so.
+        """
+        journal, fold = self.journal, self.journal.fold
+        now = epoch_ms()
+        for event in closing_events(journal.log.order, next_seq=journal.log.next_seq, recovered_at=now):
+            journal.append(event["type"], event["data"], surface=event.get("surface"), sources=event.get("sources"))
+        continued: list[str] = []
+        for record in list(fold.prompts.values()):
+            if record.state not in ("running", "steered"):
+                continue
+            turn = fold.turns.get(record.turn) if record.turn is not None else None
+            reason = turn.reason if turn is not None else {"kind": "interrupted"}
+            if reason["kind"] == "interrupted" and record.on_interrupt == "continue":
+                if fold.sums.interruptions <= MAX_REVIVALS and record.state == "running":
+                    continued.append(record.prompt_id)
+                    continue
+                if record.state == "steered" and record.steered_into in continued:
+                    continue
+            self.prompts.finish(
+                record.prompt_id,
+                _STATE_OF_KIND.get(reason["kind"], "failed"),
+                turn=record.turn,
+                error=error_of(reason),
+            )
+        self._continuations = [(prompt_id, "recovery") for prompt_id in continued]
+        if self._continuations or len(self.prompts):
+            self._wake()
+
+    def submit(self, specs: tuple[PromptSpec, ...]) -> None:
+        """Accept prompts, in their order; the caller flushes before it says so.
+
+        Raises:
+            AgentError: ``prompt.id_conflict``, ``prompt.empty``, ``agent.closed``.
+        """
+        if self._closed:
+            raise AgentError(f"the agent {self.stream} is closed", code="agent.closed")
+        for spec in specs:
+            if spec.continuation:
+                if spec.prompt_id not in self._handled:
+                    self._handled[spec.prompt_id] = None
+                    self._continuations.append((spec.prompt_id, "user"))
+            else:
+                self.prompts.accept(spec)
+        self._wake()
+
+    def outcome(self, prompt_id: str) -> Outcome | None:
+        """The end of a prompt or continuation, or None while it is on its way.
+
+        Raises:
+            AgentError: ``prompt.not_found``.
+        """
+        fold = self.journal.fold
+        record = self.prompts.get(prompt_id)
+        if record is None:
+            if prompt_id not in self._handled:
+                raise AgentError(f"there is no prompt {prompt_id} at {self.stream}", code="prompt.not_found")
+            turn = self._handled[prompt_id]
+            if turn is None:
+                return None
+            found = fold.turns.get(turn)
+            state: PromptState = _STATE_OF_KIND.get(found.reason["kind"], "failed") if found is not None else "failed"
+            return self._outcome(prompt_id, state, turn, error_of(found.reason) if found is not None else None)
+        if record.state not in FINAL_STATES:
+            return None
+        return self._outcome(prompt_id, record.state, record.turn, record.error)
+
+    def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
+        """Cancel a prompt, or all: the queued ones first, then the running turn. Returns the ids it hit."""
+        hit = self.prompts.cancel_queued(prompt_id)
+        for cancelled in hit:
+            self._announce(cancelled)
+        dropped = [entry for entry in self._continuations if prompt_id is None or entry[0] == prompt_id]
+        if self._signal is not None and (prompt_id is None or prompt_id in self.prompts.active):
+            hit.extend(self.prompts.active)
+            self._signal.stop("limit" if limit is not None else cause, limit=limit)
+        for entry in dropped:
+            self._continuations.remove(entry)
+            if self.prompts.get(entry[0]) is not None:
+                self.prompts.finish(entry[0], "cancelled")
+                hit.append(entry[0])
+                self._announce(entry[0])
+        return hit
+
+    def record(self, entries: list[LogEntry]) -> int:
+        """Append events of the session (children, scores, notes); returns the next seq."""
+        for entry in entries:
+            self.journal.append(entry.type, entry.data)
+        return self.journal.log.next_seq
+
+    def fence(self) -> None:
+        """Another writer took the log: stop at once, write nothing, kill what runs."""
+        self.failure = AgentError(f"another writer took {self.stream}", code="store.fenced")
+        self._closed = True
+        if self._signal is not None:
+            self._signal.stop("fenced", fenced=True)
+        if self._driver is not None:
+            self._driver.cancel()
+
+    def watch(self) -> AgentProgress:
+        """Where it stands now."""
+        progress, fold = self.progress, self.journal.fold
+        moved = progress.moved or time.monotonic()
+        return AgentProgress(
+            stream=self.stream,
+            phase=progress.phase,
+            turn=progress.turn,
+            step=progress.step,
+            output_tokens=fold.sums.output,
+            total_tokens=fold.sums.usage().total,
+            cost_usd=self.meter.cost_usd or 0.0,
+            retries=progress.retries,
+            since_ms=round((time.monotonic() - moved) * 1000),
+        )
+
+    async def close(self, *, cause: str = "closed") -> None:
+        """Cancel what runs, close its brackets, end running commands. The log's controller is the host's to close."""
+        self._closed = True
+        if self.failure is None:
+            self.cancel(None, cause)
+        driver = self._driver
+        if driver is not None:
+            if self.failure is not None:
+                driver.cancel()
+            await asyncio.wait([driver])
+        await self._environment.close()
+
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive(), name=f"agent {self.stream}")
+
+    async def _drive(self) -> None:
+        while not self.failure:
+            work = self._next_work()
+            if work is None:
+                break
+            ids, turn_input = work
+            signal = self._signal = TurnSignal()
+            if self._closed:
+                signal.stop("closed")
+            turn = self.journal.log.order.next_turn
+            try:
+                limits = _limits_of(turn_input.prompts)
+                self.meter.limits = limits.over(self.spec.limits) if limits else self.spec.limits or Limits()
+                reason = await self._loop.run(self._config(turn_input.prompts), turn_input, signal)
+            finally:
+                self._signal = None
+            if signal.fenced or self.failure is not None:
+                self.fence()
+                return
+            settled = list(dict.fromkeys([*self.prompts.active, *ids]))
+            self.prompts.settle(turn, _STATE_OF_KIND.get(reason["kind"], "failed"), error_of(reason))
+            for prompt_id in ids:
+                if prompt_id in self._handled:
+                    self._handled[prompt_id] = turn
+            await self._settle_durably(settled)
+        self._on_idle()
+
+    async def _settle_durably(self, prompt_ids: list[str]) -> None:
+        try:
+            await self.journal.flush()
+        except KimiRayError as error:
+            # The events stay retained and go on being sent; who waits for the result must hear of it now.
+            for prompt_id in prompt_ids:
+                self._on_outcome(prompt_id, self._undurable(prompt_id, error))
+            return
+        for prompt_id in prompt_ids:
+            self._announce(prompt_id)
+
+    def _next_work(self) -> tuple[list[str], TurnInput] | None:
+        if self._continuations:
+            prompt_id, why = self._continuations.pop(0)
+            record = self.prompts.get(prompt_id)
+            self.prompts.active = [prompt_id] if record is not None else []
+            kind = "recovery" if why == "recovery" else "user"
+            if record is not None and record.content is not None and not self._heard(prompt_id):
+                # Interrupted before its message was in the log: the prompt runs from its start.
+                return [prompt_id], TurnInput([record], kind, self.prompts.take_joining)
+            return [prompt_id], TurnInput([], kind, self.prompts.take_joining)
+        record = self.prompts.start_next()
+        if record is None:
+            return None
+        return [record.prompt_id], TurnInput([record], None, self.prompts.take_joining)
+
+    def _heard(self, prompt_id: str) -> bool:
+        return any(message["id"] == prompt_id for message in self.journal.log.messages())
+
+    def _config(self, prompts: list[PromptRecord]) -> TurnConfig:
+        model, profile = self._model, self.spec.profile
+        sampling = (self.spec.sampling or Sampling()).over(profile.sampling)
+        for prompt in prompts:
+            if prompt.sampling:
+                sampling = Sampling.model_validate(prompt.sampling).over(sampling)
+        if not self.spec.send_seed and sampling.seed is not None:
+            sampling = sampling.model_copy(update={"seed": None})
+        return TurnConfig(
+            provider_name=self._provider.name,
+            model=model.model,
+            system=profile.system_prompt,
+            tools=self._tools,
+            sampling=sampling,
+            header_extra=model.header_data(),
+        )
+
+    def _announce(self, prompt_id: str) -> None:
+        outcome = self.outcome(prompt_id)
+        if outcome is not None:
+            self._on_outcome(prompt_id, outcome)
+
+    def _undurable(self, prompt_id: str, error: KimiRayError) -> Outcome:
+        return self._outcome(prompt_id, "failed", None, error.to_data())
+
+    def _outcome(self, prompt_id: str, state: PromptState, turn: int | None, error: dict[str, Any] | None) -> Outcome:
+        fold = self.journal.fold
+        found = fold.turns.get(turn) if turn is not None else None
+        result = PromptResult(
+            prompt_id=prompt_id,
+            state=state,
+            text=found.text if found is not None else "",
+            turn=turn,
+            stop=stop_of(found.reason) if found is not None else state,
+            usage=found.usage if found is not None else Usage(),
+            steps=found.steps if found is not None else 0,
+            tool_calls=found.tool_calls if found is not None else 0,
+            error=error,
+        )
+        return Outcome(
+            stream=self.stream,
+            prompt_id=prompt_id,
+            result=result,
+            seq=self.journal.log.next_seq,
+            epoch=self.epoch,
+            totals=fold.totals(self.meter.cost_usd),
+            message_seq=found.message_seq if found is not None else None,
+            served_model=fold.served_model,
+            fingerprint=fold.fingerprint,
+            workdir_path=self.workdir_path,
+            node_id=self.node_id,
+        )
+
+
+def _limits_of(prompts: list[PromptRecord]) -> Limits | None:
+    limits: Limits | None = None
+    for prompt in prompts:
+        if prompt.limits:
+            limits = Limits.model_validate(prompt.limits).over(limits)
+    return limits

@@ -1,0 +1,257 @@
+"""The turn: one run of the loop for one or more prompts, or a continuation without one.
+
+Events of a turn, in order: ``turn/start``, ``prompt/started``; per step ``step/start``, ``user/message`` (of the
+prompts that join here), ``request/header`` when it changed, ``assistant/chunk``..., ``llm/response``,
+``assistant/message``, ``tool/call`` and ``tool/result`` per call, ``step/end``; then ``turn/end`` and
+``prompt/completed``. However a turn ends, its brackets are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kimi_ray.agent.fold import PromptRecord
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.tool_runs import ToolRuns
+from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
+from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.llm.chat import ChatRequest, ToolSpec
+from kimi_ray.llm.header import describe_request
+from kimi_ray.log import complete_tools
+from kimi_ray.settings import Checkpoint, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TurnConfig:
+    """What the turn's requests are made with: a snapshot, so a switch of model takes effect in the next turn."""
+
+    provider_name: str
+    model: str
+    system: str | None
+    tools: tuple[ToolSpec, ...]
+    sampling: Sampling
+    header_extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TurnInput:
+    """What a turn starts with. ``joined`` gives, at each step, the prompts that were steered into the turn."""
+
+    prompts: list[PromptRecord]
+    continuation: Literal["user", "recovery"] | None
+    joined: Callable[[], list[PromptRecord]]
+
+
+class TurnLoop:
+    """Runs turns of one agent, one at a time.
+
+    Args:
+        journal: The agent's log.
+        requester: Asks the model.
+        tools: Runs tool calls.
+        meter: The agent's limits.
+        checkpoint: Where the loop waits for durability: ``request``, ``turn`` or ``none``.
+        progress: Told where the turn is.
+        session_id: For the provider.
+        agent_id: For the provider.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        requester: Requester,
+        tools: ToolRuns,
+        meter: LimitMeter,
+        checkpoint: Checkpoint,
+        progress: Progress,
+        *,
+        session_id: str,
+        agent_id: str,
+    ) -> None:
+        self._journal = journal
+        self._requester = requester
+        self._tools = tools
+        self._meter = meter
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._session_id = session_id
+        self._agent_id = agent_id
+
+    async def run(self, config: TurnConfig, work: TurnInput, signal: TurnSignal) -> dict[str, Any]:
+        """Run one turn to its end and return its reason.
+
+        1. ``turn/start`` and ``prompt/started`` are appended.
+        2. Steps run until the model asks for no tool and nobody joined, a limit, an error or the signal.
+        3. Open brackets are closed, ``turn/end`` is appended. Nothing is flushed here.
+
+        A fenced writer writes nothing any more: the turn just stops.
+        """
+        journal, order = self._journal, self._journal.log.order
+        turn = order.next_turn
+        self._progress.turn = turn
+        start: dict[str, Any] = {"turn": turn, "prompts": [prompt.prompt_id for prompt in work.prompts]}
+        if work.continuation is not None:
+            start["continuation"] = work.continuation
+        journal.append("turn/start", start)
+        for prompt in work.prompts:
+            journal.append("prompt/started", {"prompt_id": prompt.prompt_id, "turn": turn})
+        self._meter.start_turn(signal)
+        try:
+            reason = await self._steps(config, work, signal, turn)
+        except TurnStopped:
+            reason = self._stopped_reason(signal)
+        except KimiRayError as error:
+            reason = self._error_reason(error, signal)
+        except Exception as error:  # noqa: BLE001  whatever broke is recorded as the turn's end
+            reason = {"kind": "failed", "error": as_error(error).to_data()}
+        finally:
+            self._meter.end_turn()
+        if not signal.fenced:
+            self._close(turn, reason)
+        self._progress.turn = self._progress.step = None
+        self._progress.enter("idle")
+        return reason
+
+    async def _steps(self, config: TurnConfig, work: TurnInput, signal: TurnSignal, turn: int) -> dict[str, Any]:
+        journal, joining = self._journal, work.prompts
+        self._meter.check_turn()
+        step = 0
+        while True:
+            signal.check()
+            self._meter.check_request()
+            journal.append("step/start", {"turn": turn, "step": step})
+            self._progress.step = step
+            for prompt in joining:
+                self._say(prompt)
+            answer, model_ms = await self._ask(config, signal, turn, step)
+            calls = answer.tool_calls
+            tools_ms = 0
+            if calls:
+                self._meter.check_tool_calls(len(calls))
+                self._progress.enter("tools")
+                began = self._meter.start_work(signal)
+                try:
+                    await self._tools.run(calls, turn, step, signal)
+                finally:
+                    tools_ms = self._meter.end_work(began)
+            journal.append(
+                "step/end",
+                {
+                    "turn": turn,
+                    "step": step,
+                    "model_ms": model_ms,
+                    "tools_ms": tools_ms,
+                    "store_ms": journal.take_store_wait_ms(),
+                },
+            )
+            signal.check()
+            joining = work.joined()
+            if answer.finish == "max-tokens" and not calls and not joining:
+                return {"kind": "truncated"}
+            if not calls and not joining:
+                return {"kind": "completed"}
+            step += 1
+
+    async def _ask(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> tuple[Any, int]:
+        journal = self._journal
+        messages = await journal.resolve(complete_tools(journal.log.messages()))
+        request = ChatRequest(
+            model=config.model,
+            system=config.system,
+            messages=messages,
+            tools=config.tools,
+            sampling=config.sampling,
+            session_id=self._session_id,
+            agent_id=self._agent_id,
+            turn=turn,
+            step=step,
+        )
+        self._head(config, request)
+        self._progress.enter("store")
+        with signal.interruptible():
+            await journal.durable.wait_for_room()
+            if self._checkpoint == "request":
+                await journal.flush()
+        self._progress.enter("model")
+        began = self._meter.start_work(signal)
+        try:
+            answer = await self._requester.ask(request, signal)
+        finally:
+            model_ms = self._meter.end_work(began)
+        return answer, model_ms
+
+    def _head(self, config: TurnConfig, request: ChatRequest) -> None:
+        header = describe_request(request, provider=config.provider_name) | config.header_extra
+        for key in ("system", "tools"):
+            if key in header:
+                header[key] = self._journal.value(header[key])
+        if header != self._journal.fold.header:
+            known = self._journal.fold.header is not None
+            self._journal.append("request/header", {"header": header, "reason": "change" if known else "initial"})
+
+    def _say(self, prompt: PromptRecord) -> None:
+        self._journal.append(
+            "user/message",
+            {
+                "id": prompt.prompt_id,
+                "role": "user",
+                "content": prompt.content,
+                "source": {"kind": "user"},
+            },
+            surface="append",
+        )
+
+    def _stopped_reason(self, signal: TurnSignal) -> dict[str, Any]:
+        if signal.limit is not None:
+            return self._error_reason(signal.limit, signal)
+        return {"kind": "cancelled", "cause": signal.cause or "user"}
+
+    def _error_reason(self, error: KimiRayError, signal: TurnSignal) -> dict[str, Any]:
+        if error.code == "store.fenced":
+            signal.fenced = True
+        if error.code.startswith("limit."):
+            return {"kind": "limit", **error.details}
+        if error.code == "provider.timeout":
+            return {"kind": "timeout", "error": error.to_data()}
+        return {"kind": "failed", "error": error.to_data()}
+
+    def _close(self, turn: int, reason: dict[str, Any]) -> None:
+        order = self._journal.log.order
+        for call_id in list(order.pending_calls):
+            self._tools.refuse(call_id, reason)
+        if order.open_step is not None:
+            self._journal.append(
+                "step/end",
+                {"turn": turn, "step": order.open_step, "store_ms": self._journal.take_store_wait_ms()},
+            )
+        self._journal.append("turn/end", {"turn": turn, "reason": reason, "steps": order.next_step})
+
+
+def stop_of(reason: dict[str, Any]) -> str:
+    """A turn's reason as a result's ``stop``: its kind, or ``limit:<name>``."""
+    return f"limit:{reason['name']}" if reason["kind"] == "limit" else reason["kind"]
+
+
+def error_of(reason: dict[str, Any]) -> dict[str, Any] | None:
+    """The error that a turn's reason amounts to, as data, or None for one that completed."""
+    kind = reason["kind"]
+    if "error" in reason:
+        return reason["error"]
+    if kind == "limit":
+        used, value = reason.get("used", 0), reason.get("value", 0)
+        text = f"the {reason.get('scope', 'agent')}'s limit {reason['name']}={value:g} is reached ({used:g} used)"
+        code = f"limit.{reason['name']}"
+        return AgentError(text, code=code, details={k: v for k, v in reason.items() if k != "kind"}).to_data()
+    if kind == "interrupted":
+        return AgentError(
+            "the process that ran this turn was lost",
+            code="turn.interrupted",
+            hint='submit with on_interrupt="continue" to have it continued once',
+        ).to_data()
+    if kind == "cancelled":
+        return AgentError(f"the turn was cancelled ({reason.get('cause', 'user')})", code="turn.cancelled").to_data()
+    return None

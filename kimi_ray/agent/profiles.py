@@ -1,0 +1,56 @@
+"""The built-in profiles: kinds of agents by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from kimi_ray.errors import ConfigError
+from kimi_ray.settings import Profile
+
+_WORK = (
+    "You work in a directory on behalf of a user. Use your tools to look before you claim, and prefer small, checked "
+    "steps. Paths are relative to the working directory. When you are done, answer in plain text: what you found or "
+    "changed, and how you know."
+)
+
+AGENT = Profile(
+    name="agent",
+    description="The main agent: reads, writes and runs commands.",
+    system_prompt=f"You are an agent. {_WORK}",
+    tools=("Read", "Write", "Edit", "Glob", "Grep", "Bash"),
+)
+CODER = Profile(
+    name="coder",
+    description="A subagent that changes code and checks it.",
+    system_prompt=f"You are a software engineer. {_WORK} Run the tests that your change concerns before you answer.",
+    tools=("Read", "Write", "Edit", "Glob", "Grep", "Bash"),
+)
+EXPLORE = Profile(
+    name="explore",
+    description="A subagent that only looks: files and commands that read.",
+    system_prompt=f"You explore a directory and report. {_WORK} You change nothing.",
+    tools=("Read", "Glob", "Grep", "Bash"),
+)
+BARE = Profile(name="bare", description="No tools, no system prompt: the prompt and nothing else.")
+
+BUILTIN: dict[str, Profile] = {profile.name: profile for profile in (AGENT, CODER, EXPLORE, BARE)}
+
+
+def resolve_profile(profile: str | Profile) -> Profile:
+    """A profile by name, or the object as it is.
+
+    Raises:
+        ConfigError: ``profile.unknown``.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    found = BUILTIN.get(profile)
+    if found is None:
+        near = difflib.get_close_matches(profile, BUILTIN, n=1)
+        known = ", ".join(BUILTIN)
+        raise ConfigError(
+            f"there is no profile {profile!r}",
+            code="profile.unknown",
+            hint=f"did you mean {near[0]}? Known are {known}" if near else f"known are {known}",
+        )
+    return found

@@ -1,0 +1,334 @@
+"""One step's model request: attempts with backoff, the stream, and what of it the log keeps.
+
+Retries stay in their step; every attempt leaves an ``llm/response``, failed ones too, and every wait an ``llm/retry``
+before it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
+from kimi_ray.errors import ProviderError
+from kimi_ray.ids import new_message_id
+from kimi_ray.llm.assemble import Assembled, Assembler
+from kimi_ray.llm.chat import ChatProvider, ChatRequest, Chunk, ReasoningDelta, TextDelta, ToolCallDelta
+from kimi_ray.llm.faults import answer_fault
+from kimi_ray.llm.retry import RetryPolicy
+
+COALESCED_CHUNK_BYTES = 4 << 10
+COALESCED_CHUNK_S = 0.5
+
+RecordChunks = Literal["all", "coalesced", "none"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a watcher may see of a running agent. ``moved`` is monotonic seconds of the last sign of life."""
+
+    phase: str = "idle"
+    turn: int | None = None
+    step: int | None = None
+    retries: int = 0
+    streamed_chars: int = 0
+    moved: float = 0.0
+
+    def enter(self, phase: str) -> None:
+        """Another phase begins."""
+        self.phase = phase
+        self.moved = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer, in the log."""
+
+    content: list[dict[str, Any]]
+    finish: str
+    message_seq: int
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls that the model asks for, in its order."""
+        return [block for block in self.content if block["type"] == "tool-call"]
+
+
+class Requester:
+    """Asks the model on behalf of one agent.
+
+    Args:
+        journal: Where everything is written.
+        provider: The model server.
+        retry: When to try again.
+        record_chunks: Which stream chunks become events.
+        rng: For the jitter.
+        progress: Told of every sign of life.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        provider: ChatProvider,
+        retry: RetryPolicy,
+        record_chunks: RecordChunks,
+        rng: random.Random,
+        progress: Progress,
+    ) -> None:
+        self._journal = journal
+        self._provider = provider
+        self._retry = retry
+        self._record_chunks = record_chunks
+        self._rng = rng
+        self._progress = progress
+        self._used_call_ids: set[str] | None = None
+
+    async def ask(self, request: ChatRequest, signal: TurnSignal) -> Answer:
+        """Ask until an answer is complete, the attempts are used up, or the turn is stopped.
+
+        1. The provider streams; chunks are recorded as the model's settings say.
+        2. The attempt's ``llm/response`` and, when complete, the ``assistant/message`` are appended.
+        3. A retryable failure waits (``llm/retry`` first) and asks again with the same request.
+
+        Raises:
+            ProviderError: the last attempt's.
+            TurnStopped: the signal; text received so far is in the log as an interrupted message.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            run = _Attempt(request, attempt)
+            try:
+                with signal.interruptible():
+                    answer = await self._stream(run)
+                fault = answer_fault(empty=answer.empty, finish=answer.finish, raw_finish=answer.raw_finish)
+                if fault is not None:
+                    raise fault
+            except ProviderError as error:
+                self._respond(run, answer=None, error=error)
+                delay_ms = self._retry.delay_ms(error, attempt, self._rng)
+                if delay_ms is None:
+                    raise error.with_details(attempts=attempt)
+                self._journal.append(
+                    "llm/retry",
+                    {
+                        "turn": request.turn,
+                        "step": request.step,
+                        "attempt": attempt,
+                        "delay_ms": delay_ms,
+                        "max_attempts": self._retry.max_attempts,
+                        "error": error.to_data(),
+                    },
+                )
+                self._progress.retries += 1
+                self._progress.enter("retry")
+                with signal.interruptible():
+                    await asyncio.sleep(delay_ms / 1000)
+                self._progress.enter("model")
+                continue
+            except TurnStopped:
+                self._keep_partial(run)
+                raise
+            return self._complete(run, answer)
+
+    async def _stream(self, run: _Attempt) -> Assembled:
+        recorder = _ChunkRecorder(self._journal, run, self._record_chunks)
+        add, progress, stream = run.assembler.add, self._progress, self._provider.stream(run.request)
+        try:
+            async for chunk in stream:
+                add(chunk)
+                now = time.monotonic()
+                progress.moved = now
+                kind = type(chunk)
+                if kind is TextDelta or kind is ReasoningDelta or kind is ToolCallDelta:
+                    if run.first_token is None:
+                        run.first_token = now
+                    progress.streamed_chars += recorder.take(chunk, now)
+        except BaseException:
+            recorder.keep_rest()
+            raise
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+        return run.assembler.result()
+
+    def _complete(self, run: _Attempt, answer: Assembled) -> Answer:
+        self._respond(run, answer=answer, error=None)
+        request, journal = run.request, self._journal
+        content = [self._with_unique_id(block) if block["type"] == "tool-call" else block for block in answer.content]
+        data: dict[str, Any] = {
+            "turn": request.turn,
+            "step": request.step,
+            "message": {
+                "id": new_message_id(),
+                "role": "assistant",
+                "content": content,
+                "source": {"kind": "model", "provider": self._provider.name, "model": request.model},
+            },
+            "attempt": run.attempt,
+        }
+        event = journal.append("assistant/message", data, surface="append", sources=run.chunk_seqs or None)
+        if answer.meta.tokens is not None:
+            journal.append(
+                "llm/tokens",
+                {"turn": request.turn, "step": request.step, "attempt": run.attempt, "tokens": answer.meta.tokens},
+            )
+        return Answer(content, answer.finish, event.seq)
+
+    def _with_unique_id(self, block: dict[str, Any]) -> dict[str, Any]:
+        if self._used_call_ids is None:
+            self._used_call_ids = {
+                inner["id"]
+                for message in self._journal.log.messages()
+                if message["role"] == "assistant"
+                for inner in message["content"]
+                if inner["type"] == "tool-call"
+            }
+        used, call_id, n = self._used_call_ids, block["id"], 1
+        while call_id in used:
+            n += 1
+            call_id = f"{block['id']}__{n}"
+        used.add(call_id)
+        return block if n == 1 else {**block, "id": call_id}
+
+    def _keep_partial(self, run: _Attempt) -> None:
+        self._respond(run, answer=None, error=None)
+        content = run.assembler.partial()
+        if content:
+            request = run.request
+            self._journal.append(
+                "assistant/message",
+                {
+                    "turn": request.turn,
+                    "step": request.step,
+                    "message": {
+                        "id": new_message_id(),
+                        "role": "assistant",
+                        "content": content,
+                        "source": {"kind": "model", "provider": self._provider.name, "model": request.model},
+                    },
+                    "attempt": run.attempt,
+                    "interrupted": True,
+                },
+                surface="append",
+                sources=run.chunk_seqs or None,
+            )
+
+    def _respond(self, run: _Attempt, *, answer: Assembled | None, error: ProviderError | None) -> None:
+        request, meta = run.request, run.assembler.meta
+        now = time.monotonic()
+        timing: dict[str, Any] = {"total_ms": round((now - run.began) * 1000)}
+        if meta.connect_ms is not None:
+            timing["connect_ms"] = meta.connect_ms
+        if run.first_token is not None:
+            timing["ttft_ms"] = round((run.first_token - run.began) * 1000)
+        data: dict[str, Any] = {"turn": request.turn, "step": request.step, "attempt": run.attempt}
+        for key, value in (
+            ("response_id", meta.response_id),
+            ("served_model", meta.served_model),
+            ("fingerprint", meta.fingerprint),
+            ("finish_reason", answer.finish if answer is not None else None),
+            ("raw_finish_reason", answer.raw_finish if answer is not None else None),
+            ("http_status", meta.http_status or (error.details.get("status") if error is not None else None)),
+            ("request_id", meta.request_id or (error.details.get("request_id") if error is not None else None)),
+        ):
+            if value is not None:
+                data[key] = value
+        usage = run.assembler.usage
+        if usage is not None:
+            data["usage"] = {key: value for key, value in usage.__dict__.items() if value is not None}
+        data["timing"] = timing
+        if error is not None:
+            data["error"] = error.to_data()
+        self._journal.append("llm/response", data)
+
+
+class _Attempt:
+    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "request")
+
+    def __init__(self, request: ChatRequest, attempt: int) -> None:
+        self.request = request
+        self.attempt = attempt
+        self.assembler = Assembler()
+        self.began = time.monotonic()
+        self.first_token: float | None = None
+        self.chunk_seqs: list[int] = []
+
+
+class _ChunkRecorder:
+    """Turns stream deltas into ``assistant/chunk`` events: all of them, coalesced, or none.
+
+    Coalesced: deltas of one block are joined until 4 KiB or half a second have passed; what is left at the end of a
+    complete answer is not written, since the whole message follows at once.
+    """
+
+    def __init__(self, journal: Journal, run: _Attempt, mode: RecordChunks) -> None:
+        self._journal = journal
+        self._run = run
+        self._mode = mode
+        self._parts: list[str] = []
+        self._size = 0
+        self._since = run.began
+        self._open: tuple[str, int, str | None, str | None] | None = None
+
+    def take(self, chunk: Chunk, now: float) -> int:
+        """Take a delta; returns its length in characters."""
+        if isinstance(chunk, ToolCallDelta):
+            key, text = ("tool-call-delta", chunk.index, chunk.id, chunk.name), chunk.arguments
+        elif isinstance(chunk, TextDelta):
+            key, text = ("text-delta", chunk.index, None, None), chunk.text
+        elif isinstance(chunk, ReasoningDelta):
+            key, text = ("reasoning-delta", chunk.index, None, None), chunk.text
+        else:
+            return 0
+        if self._mode == "all":
+            self._write(key, text)
+        elif self._mode == "coalesced":
+            if self._open is not None and self._open[:2] != key[:2]:
+                self._cut()
+            self._open = self._open or key
+            self._parts.append(text)
+            self._size += len(text)
+            if self._size >= COALESCED_CHUNK_BYTES or now - self._since >= COALESCED_CHUNK_S:
+                self._cut()
+                self._since = now
+        return len(text)
+
+    def keep_rest(self) -> None:
+        """The stream broke: write what was not yet, since no message will have it."""
+        self._cut()
+
+    def _cut(self) -> None:
+        if self._open is not None and self._parts:
+            self._write(self._open, "".join(self._parts))
+        self._parts.clear()
+        self._size = 0
+        self._open = None
+
+    def _write(self, key: tuple[str, int, str | None, str | None], text: str) -> None:
+        kind, index, call_id, name = key
+        chunk: dict[str, Any] = {"type": kind, "index": index}
+        if kind == "tool-call-delta":
+            if call_id is not None:
+                chunk["id"] = call_id
+            if name is not None:
+                chunk["name"] = name
+            chunk["arguments"] = _storable(text)
+        else:
+            chunk["text"] = _storable(text)
+        request = self._run.request
+        event = self._journal.append(
+            "assistant/chunk",
+            {"turn": request.turn, "step": request.step, "attempt": self._run.attempt, "chunk": chunk},
+        )
+        self._run.chunk_seqs.append(event.seq)
+
+
+def _storable(text: str) -> str:
+    """A fragment may end in half a surrogate pair; alone it cannot be stored."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

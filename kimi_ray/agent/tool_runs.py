@@ -1,0 +1,273 @@
+"""One step's tool calls: checked, scheduled by what they touch, each answered exactly once, in the model's order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.errors import KimiRayError, LogError, ToolError
+from kimi_ray.events import freeze
+from kimi_ray.ids import new_message_id
+from kimi_ray.log import tool_message
+from kimi_ray.settings import Checkpoint
+from kimi_ray.tools.contract import Accesses, Environment, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.scheduling import run_calls
+
+REFUSED = "This tool call was not started: {why}"
+EMPTY_OUTPUT = "(no output)"
+
+
+class ToolRuns:
+    """Runs the calls of one agent.
+
+    Args:
+        journal: Where calls and results are written.
+        tools: The agent's tools by name.
+        environment: Where they work.
+        checkpoint: With ``request``, a call is durable before its body runs.
+        session_id: For the tools' context.
+        agent_id: For the tools' context.
+        item: The data of the rollout's item.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        tools: Mapping[str, Tool],
+        environment: Environment,
+        checkpoint: Checkpoint,
+        *,
+        session_id: str,
+        agent_id: str,
+        item: Any = None,
+    ) -> None:
+        self._journal = journal
+        self._tools = tools
+        self._environment = environment
+        self._checkpoint = checkpoint
+        self._session_id = session_id
+        self._agent_id = agent_id
+        self._item = item
+        self._state: dict[str, Any] = {}
+
+    async def run(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> None:
+        """Run the calls of one answer; every one of them has its result in the log afterwards.
+
+        Raises:
+            StoreError: a call could not be made durable; it was not started.
+        """
+        runs = [_Run(self, call, turn, step) for call in calls]
+        await run_calls(
+            [run.accesses for run in runs],
+            body=lambda index: runs[index].body(signal),
+            commit=lambda index, output: runs[index].commit(output),
+            stopped=signal.stopped,
+        )
+        for run in runs:
+            if run.store_error is not None:
+                raise run.store_error
+
+    def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
+        """Answer a call that will not be run because the turn ends (a limit, a cancel, an error)."""
+        order = self._journal.log.order
+        seq = order.pending_calls.get(call_id)
+        why = {"limit": f"the limit {reason.get('name')} is reached", "cancelled": "the turn was cancelled"}.get(
+            reason["kind"], "the turn ended"
+        )
+        self.write_result(
+            call_id,
+            ToolOutput(REFUSED.format(why=why), is_error=True, error_code="tool.not_started"),
+            turn=cast("int", order.open_turn),
+            step=cast("int", order.open_step),
+            call_seq=seq,
+        )
+
+    def write_result(
+        self,
+        call_id: str,
+        output: ToolOutput,
+        *,
+        turn: int,
+        step: int,
+        call_seq: int | None,
+        queued_ms: int | None = None,
+        run_ms: int | None = None,
+    ) -> None:
+        """Append the ``tool/result`` of a call; an output that JSON cannot hold becomes an error result."""
+        try:
+            content = self._content(output)
+            meta = freeze(output.meta) if output.meta is not None else None
+        except LogError as error:
+            message = f"the tool returned something that cannot be stored: {error.message}"
+            output = ToolOutput(message, is_error=True, error_code="tool.bad_result")
+            content, meta = self._content(output), None
+        message = tool_message(new_message_id(), call_id, content, is_error=output.is_error)
+        data: dict[str, Any] = {"turn": turn, "step": step, "message": message}
+        if output.is_error:
+            data["error"] = {"code": output.error_code or "tool.failed"}
+        for key, value in (
+            ("meta", meta),
+            ("queued_ms", queued_ms),
+            ("run_ms", run_ms),
+            ("exit_code", output.exit_code),
+        ):
+            if value is not None:
+                data[key] = value
+        sources = None if call_seq is None else [call_seq]
+        self._journal.append("tool/result", data, surface="append", sources=sources)
+
+    def _content(self, output: ToolOutput) -> list[dict[str, Any]]:
+        if isinstance(output.content, str):
+            text = output.content.encode("utf-8", "replace").decode() if not output.content.isascii() else output.content
+            blocks: list[dict[str, Any]] = [{"type": "text", "text": text or EMPTY_OUTPUT}]
+        else:
+            blocks = freeze(output.content)
+        return [self._journal.block(block) for block in blocks]
+
+    def context(self, call_id: str, signal: TurnSignal) -> ToolContext:
+        """What a call is given."""
+        return ToolContext(
+            environment=self._environment,
+            session_id=self._session_id,
+            agent_id=self._agent_id,
+            call_id=call_id,
+            cancelled=signal.stopped,
+            item=self._item,
+            state=self._state,
+        )
+
+    def tool(self, name: str) -> Tool:
+        """The tool of that name.
+
+        Raises:
+            ToolError: ``tool.unknown``.
+        """
+        found = self._tools.get(name)
+        if found is None:
+            known = ", ".join(self._tools) or "none"
+            raise ToolError(f"there is no tool {name!r}; the tools are: {known}", code="tool.unknown")
+        return found
+
+    @property
+    def journal(self) -> Journal:
+        """The agent's journal."""
+        return self._journal
+
+    @property
+    def durable_before_body(self) -> bool:
+        """Whether a call waits for durability before its body."""
+        return self._checkpoint == "request"
+
+
+class _Run:
+    """One call on its way: preflight, body, result."""
+
+    __slots__ = (
+        "_arguments",
+        "_began",
+        "_call",
+        "_call_seq",
+        "_owner",
+        "_queued",
+        "_refusal",
+        "_step",
+        "_tool",
+        "_turn",
+        "accesses",
+        "store_error",
+    )
+
+    def __init__(self, owner: ToolRuns, call: dict[str, Any], turn: int, step: int) -> None:
+        self._owner = owner
+        self._call = call
+        self._turn = turn
+        self._step = step
+        self._call_seq: int | None = None
+        self._refusal: ToolOutput | None = None
+        self._queued = time.monotonic()
+        self._began: float | None = None
+        self._tool: Tool | None = None
+        self._arguments: dict[str, Any] = {}
+        self.accesses = Accesses.none()
+        self.store_error: KimiRayError | None = None
+        try:
+            self._tool = owner.tool(call["name"])
+            self._arguments = self._tool.check(_parse(call["arguments"]))
+            self.accesses = self._tool.accesses(self._arguments)
+        except KimiRayError as error:
+            self._refusal = _error_output(error)
+        except Exception as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
+            self._refusal = _exception_output(error)
+
+    async def body(self, signal: TurnSignal) -> ToolOutput:
+        """Write ``tool/call``, make it durable, run."""
+        journal = self._owner.journal
+        self._began = time.monotonic()
+        arguments = journal.value(self._call["arguments"], inline_bytes=16 << 10)
+        event = journal.append(
+            "tool/call",
+            {
+                "turn": self._turn,
+                "step": self._step,
+                "call_id": self._call["id"],
+                "name": self._call["name"],
+                "arguments": arguments,
+            },
+        )
+        self._call_seq = event.seq
+        if self._refusal is not None or self._tool is None:
+            return self._refusal or ToolOutput("unknown tool", is_error=True, error_code="tool.unknown")
+        if self._owner.durable_before_body:
+            try:
+                await journal.flush()
+            except KimiRayError as error:
+                self.store_error = error
+                return ToolOutput(REFUSED.format(why="the log could not be stored"), is_error=True, error_code=error.code)
+        if signal.fenced:
+            return ToolOutput(REFUSED.format(why="another writer took over"), is_error=True, error_code="store.fenced")
+        self._began = time.monotonic()
+        try:
+            return await self._tool.run(self._arguments, self._owner.context(self._call["id"], signal))
+        except KimiRayError as error:
+            return _error_output(error)
+        except Exception as error:  # noqa: BLE001  see above
+            return _exception_output(error)
+
+    def commit(self, output: ToolOutput) -> None:
+        """Write ``tool/result``."""
+        now = time.monotonic()
+        began = self._began if self._began is not None else now
+        self._owner.write_result(
+            self._call["id"],
+            output,
+            turn=self._turn,
+            step=self._step,
+            call_seq=self._call_seq,
+            queued_ms=round((began - self._queued) * 1000),
+            run_ms=round((now - began) * 1000),
+        )
+
+
+def _parse(arguments: str) -> Any:
+    """The model's raw argument text as JSON; text that is not JSON goes to the tool's own check as it is."""
+    if not arguments.strip():
+        return {}
+    try:
+        return from_json(arguments)
+    except ValueError:
+        return arguments
+
+
+def _error_output(error: KimiRayError) -> ToolOutput:
+    text = f"{error.message} ({error.hint})" if error.hint else error.message
+    return ToolOutput(text, is_error=True, error_code=error.code)
+
+
+def _exception_output(error: Exception) -> ToolOutput:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ToolOutput(text, is_error=True, error_code="tool.user_code", meta={"exception": type(error).__name__})
