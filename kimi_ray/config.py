@@ -110,7 +110,7 @@ class RuntimeConfig(Settings):
     models: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="`[models.X]` tables: how to reach model X."
     )
-    features: tuple[str, ...] = Field(default=(), strict=False, description="Features to load, `package.module:Class`.")
+    features: tuple[str, ...] = Field(default=(), description="Features to load, `package.module:Class`.")
     fs_spec: str | None = Field(default=None, description="Fault injection of the file system, for tests.")
 
     def runtime_fingerprint(self) -> dict[str, Any]:
@@ -276,7 +276,8 @@ class _TomlFile:
             if key not in RuntimeConfig.model_fields:
                 raise self.invalid(key, "there is no such setting", _near_hint(key, RuntimeConfig.model_fields))
         try:
-            checked = RuntimeConfig.model_validate(self.values, strict=True)
+            # As JSON, strict mode takes an array for a tuple and still no text for a number.
+            checked = RuntimeConfig.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
             where, text = _first_problem(error)
             raise self.invalid(where, text, None) from None
