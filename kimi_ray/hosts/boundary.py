@@ -1,0 +1,105 @@
+"""Crossing an actor's boundary: which methods may be called, and errors as plain data.
+
+An answer is ``("ok", value)`` or ``("err", data)`` with the data of ``KimiRayError.to_data``. Errors never travel as
+exceptions: what carries the call would copy their type but not their code, hint and details.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, ClassVar, Literal, Protocol
+
+from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
+from kimi_ray.hosts.ports import Group
+
+Answer = tuple[Literal["ok"], Any] | tuple[Literal["err"], dict[str, Any]]
+
+LIFECYCLE: dict[str, Group] = {"ping": "control", "close": "control"}
+"""What every core answers, whether its ``PORT`` names it or not."""
+
+TRACEBACK_CHARS = 4000
+
+
+class Core(Protocol):
+    """What an actor holds."""
+
+    PORT: ClassVar[dict[str, Group]]
+    """The methods that others may call, each with its concurrency group."""
+
+    async def start(self) -> None:
+        """Begin; called once, before any other method."""
+        ...
+
+    async def close(self) -> None:
+        """End: flush, let go of everything. Idempotent."""
+        ...
+
+    async def ping(self) -> dict[str, Any]:
+        """Proof of life and what the core holds: ``{kind, agents, sessions, node_id, pid}``."""
+        ...
+
+
+async def answer(core: Core, group: Group, method: str, args: tuple[Any, ...]) -> Answer:
+    """Run a method of the core for a caller beyond the boundary; whatever it raises is data."""
+    try:
+        return ("ok", await _method(core, group, method)(*args))
+    except KimiRayError as error:
+        return ("err", error.to_data())
+    except Exception as error:  # noqa: BLE001  recorded as data, nothing is lost
+        return ("err", unexpected(error, f"{type(core).__name__}.{method}").to_data())
+
+
+def unwrap(reply: Answer) -> Any:
+    """What the callee returned.
+
+    Raises:
+        KimiRayError: what it raised, with the same class, code, details, hint and retryable.
+    """
+    if reply[0] == "err":
+        raise error_from_data(reply[1])
+    return reply[1]
+
+
+def unexpected(error: BaseException, where: str) -> KimiRayError:
+    """An exception that nobody meant to raise, as ``internal`` with its type and the end of its traceback."""
+    trace = "".join(traceback.format_exception(error))
+    return KimiRayError(
+        f"{where} failed: {type(error).__name__}: {error}",
+        code="internal",
+        hint="this is a bug of kimi_ray or of code it was given; details.traceback says where",
+        details={"exception": type(error).__name__, "where": where, "traceback": trace[-TRACEBACK_CHARS:]},
+    )
+
+
+def actor_died(name: str, why: str) -> RuntimeFault:
+    """``infra.actor_died`` for an actor of that name."""
+    return RuntimeFault(
+        f"the actor {name} is gone: {why}", code="infra.actor_died", details={"actor": name}, retryable=True
+    )
+
+
+def timed_out(name: str, method: str, timeout_s: float) -> RuntimeFault:
+    """``infra.timeout`` for a call; the callee may still be at it."""
+    return RuntimeFault(
+        f"{method} of {name} did not answer within {timeout_s:g} s",
+        code="infra.timeout",
+        details={"actor": name, "method": method, "timeout_s": timeout_s},
+        retryable=True,
+    )
+
+
+def _method(core: Core, group: Group, method: str) -> Any:
+    expected = core.PORT.get(method) or LIFECYCLE.get(method)
+    if expected is None:
+        raise KimiRayError(
+            f"{type(core).__name__} has no method {method!r} for callers",
+            code="internal",
+            details={"method": method, "port": sorted(core.PORT)},
+        )
+    if expected != group and method not in LIFECYCLE:
+        raise KimiRayError(
+            f"{type(core).__name__}.{method} belongs to group {expected!r} and was called in {group!r}",
+            code="internal",
+            details={"method": method, "group": group, "expected": expected},
+        )
+    return getattr(core, method)

@@ -1,0 +1,248 @@
+"""Which host takes the next session or agent, and when another host is started.
+
+The rules, in this order: a place is never waited for while some host is below its soft limit; the emptiest host wins,
+so everybody has a process to itself until the pool is full; the pool grows behind the callers' backs; a hard limit
+(``max_agents_per_host``) is kept by starting hosts beyond the pool's size; ``dedicated`` is a host of one's own.
+Counts are the pool's own: actors that ask for no CPU are not spread by Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import KimiRayError, RuntimeFault
+from kimi_ray.hosts.ports import Cluster, NodeInfo
+from kimi_ray.ids import new_ulid
+
+PoolKind = Literal["agents", "sessions"]
+
+DEDICATED_MARK = "-own"
+"""End of a dedicated host's name: a registry that comes back knows it by that."""
+
+STARTS_PER_NODE = 2
+"""Hosts that start at once on one node: a start costs about a second of CPU."""
+
+AGENT_HOSTS_PER_SESSION_HOST = 8
+START_ATTEMPTS = 3
+
+
+@dataclass(eq=False, slots=True)
+class PooledHost:
+    """A host that answers. ``load`` is what was placed and not yet released."""
+
+    name: str
+    node_id: str
+    dedicated: bool
+    pid: int | None = None
+    load: int = 0
+
+
+@dataclass(slots=True)
+class _Start:
+    """A host on its way."""
+
+    node_id: str
+    dedicated: bool
+    task: asyncio.Task[PooledHost]
+
+
+@dataclass(slots=True)
+class HostPool:
+    """The hosts of one kind. ``nodes`` gives the machines to use, best known state."""
+
+    kind: PoolKind
+    cluster: Cluster
+    config: RuntimeConfig
+    nodes: Callable[[], list[NodeInfo]]
+    reread_nodes: Callable[[], Awaitable[None]]
+    hosts: dict[str, PooledHost] = field(default_factory=dict[str, PooledHost])
+    last_failure: KimiRayError | None = None
+    _starts: list[_Start] = field(default_factory=list[_Start])
+    _gates: dict[str, asyncio.Semaphore] = field(default_factory=dict[str, asyncio.Semaphore])
+    _waiting: int = 0
+    _closed: bool = False
+
+    def adopt(self, name: str, node_id: str, load: int, pid: int | None) -> PooledHost:
+        """Take in a host that was there before this registry."""
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = PooledHost(name, node_id, name.endswith(DEDICATED_MARK))
+        host.load, host.pid = load, pid
+        return host
+
+    def drop(self, name: str) -> PooledHost | None:
+        """Forget a host."""
+        return self.hosts.pop(name, None)
+
+    async def take(self, *, dedicated: bool, node_id: str | None = None) -> PooledHost:
+        """A place for one more; counts it.
+
+        Raises:
+            RuntimeFault: ``infra.unschedulable`` when the wanted node is not there; why a host did not start.
+        """
+        if dedicated:
+            start = self._start(self._pick_node(node_id), dedicated=True, fixed=node_id is not None)
+            host = await asyncio.shield(start)
+            host.load += 1
+            return host
+        while True:
+            host = self._best(node_id) or await self._wait_for_start(node_id)
+            if host is not None:
+                host.load += 1
+                self.grow()
+                return host
+
+    def release(self, name: str, count: int) -> PooledHost | None:
+        """Let go of places; gives the host back when it is dedicated and now empty (the caller stops it)."""
+        host = self.hosts.get(name)
+        if host is None:
+            return None
+        host.load = max(0, host.load - count)
+        return self.hosts.pop(name) if host.dedicated and host.load == 0 else None
+
+    def grow(self) -> None:
+        """Start hosts in the background until one stands empty or the pool has its size."""
+        shared = self._shared()
+        coming = [start for start in self._starts if not start.dedicated]
+        idle = sum(1 for host in shared if host.load == 0) + len(coming)
+        room = self.size() - len(shared) - len(coming)
+        while room > 0 and idle == 0:
+            node = self._growing_node()
+            if node is None:
+                return
+            self._start(node, dedicated=False)
+            idle += 1
+            room -= 1
+
+    def size(self) -> int:
+        """How many shared hosts the pool wants at most."""
+        wanted = sum(self._per_node(node) for node in self.nodes())
+        return wanted if self.kind == "agents" else max(1, -(-wanted // AGENT_HOSTS_PER_SESSION_HOST))
+
+    async def close(self) -> None:
+        """Stop starting hosts; those on their way are let go of and told by name in the cluster's listing."""
+        self._closed = True
+        tasks = [start.task for start in self._starts]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _shared(self, node_id: str | None = None) -> list[PooledHost]:
+        return [h for h in self.hosts.values() if not h.dedicated and node_id in (None, h.node_id)]
+
+    def _best(self, node_id: str | None) -> PooledHost | None:
+        """The emptiest host that may take one more without waiting, or None."""
+        candidates = self._below_hard_limit(node_id)
+        if not candidates:
+            return None
+        best = min(candidates, key=lambda host: (host.load, host.name))
+        if best.load < self.config.agents_per_host:
+            return best
+        # Beyond the soft limit a host that can still be started is better than a fuller one.
+        may_grow = len(self._shared()) + len(self._coming()) < self.size() or self._coming(node_id)
+        return None if may_grow else best
+
+    def _below_hard_limit(self, node_id: str | None) -> list[PooledHost]:
+        hard = self.config.max_agents_per_host
+        return [host for host in self._shared(node_id) if hard is None or host.load < hard]
+
+    def _coming(self, node_id: str | None = None) -> list[_Start]:
+        return [s for s in self._starts if not s.dedicated and node_id in (None, s.node_id)]
+
+    async def _wait_for_start(self, node_id: str | None) -> PooledHost | None:
+        """Wait until some host is up, starting as many as there are callers in here; a full host if none can start."""
+        self._waiting += 1
+        try:
+            while len(self._coming(node_id)) < min(self._waiting, self._start_limit(node_id)) and (
+                not self._coming(node_id) or len(self._shared()) + len(self._coming()) < self.size()
+            ):
+                self._start(self._pick_node(node_id), dedicated=False, fixed=node_id is not None)
+            tasks = [start.task for start in self._coming(node_id)]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting -= 1
+        for task in done:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                fuller = self._below_hard_limit(node_id)
+                if not fuller:
+                    raise error
+                return min(fuller, key=lambda host: (host.load, host.name))
+        return None
+
+    def _start_limit(self, node_id: str | None) -> int:
+        return STARTS_PER_NODE * (1 if node_id is not None else max(1, len(self.nodes())))
+
+    def _pick_node(self, node_id: str | None) -> str:
+        """The wanted node if it is alive, else the one with most room."""
+        nodes = self.nodes()
+        if node_id is not None:
+            return node_id
+        if not nodes:
+            raise RuntimeFault("no node of the cluster is alive", code="infra.unschedulable", retryable=True)
+        return min(nodes, key=lambda node: (self._on(node.node_id) / self._per_node(node), node.node_id)).node_id
+
+    def _growing_node(self) -> str | None:
+        open_nodes = [
+            node for node in self.nodes() if self.kind == "sessions" or self._on(node.node_id) < self._per_node(node)
+        ]
+        ready = [n for n in open_nodes if sum(s.node_id == n.node_id for s in self._starts) < STARTS_PER_NODE]
+        if not ready:
+            return None
+        return min(ready, key=lambda node: (self._on(node.node_id) / self._per_node(node), node.node_id)).node_id
+
+    def _on(self, node_id: str) -> int:
+        return sum(h.node_id == node_id for h in self.hosts.values()) + sum(s.node_id == node_id for s in self._starts)
+
+    def _per_node(self, node: NodeInfo) -> int:
+        return self.config.hosts_per_node or max(1, int(node.cpus))
+
+    def _start(self, node_id: str, *, dedicated: bool, fixed: bool = False) -> asyncio.Task[PooledHost]:
+        name = self._new_name(dedicated)
+        task = asyncio.get_running_loop().create_task(self._started(name, node_id, dedicated, fixed), name=name)
+        entry = _Start(node_id, dedicated, task)
+        self._starts.append(entry)
+        task.add_done_callback(lambda _: self._start_ended(entry))
+        return task
+
+    async def _started(self, name: str, node_id: str, dedicated: bool, fixed: bool) -> PooledHost:
+        """Start a host; another node is tried when the first cannot, unless the caller's wish was that node."""
+        tried: set[str] = set()
+        while True:
+            try:
+                async with self._gates.setdefault(node_id, asyncio.Semaphore(STARTS_PER_NODE)):
+                    listing = await self.cluster.start_host(self.kind, name, node_id=node_id, dedicated=dedicated)
+            except RuntimeFault:
+                tried.add(node_id)
+                await self.reread_nodes()
+                others = [node for node in self.nodes() if node.node_id not in tried]
+                if fixed or not others or len(tried) >= START_ATTEMPTS:
+                    raise
+                node_id = min(others, key=lambda node: self._on(node.node_id)).node_id
+                name = self._new_name(dedicated)
+                continue
+            host = PooledHost(name, listing.node_id or node_id, dedicated, listing.pid)
+            self.hosts[name] = host
+            return host
+
+    def _new_name(self, dedicated: bool) -> str:
+        return f"{self.cluster.home_id}/{self.kind}-{new_ulid()}{DEDICATED_MARK if dedicated else ''}"
+
+    def _start_ended(self, start: _Start) -> None:
+        """A background start that failed is told by ``status``; a caller that waits for it gets the error itself."""
+        self._starts.remove(start)
+        error = None if start.task.cancelled() else start.task.exception()
+        if isinstance(error, KimiRayError):
+            self.last_failure = error
+        elif not self._closed and any(host.load for host in self.hosts.values()):
+            self.grow()
+
+
+def usable_nodes(nodes: Iterable[NodeInfo]) -> list[NodeInfo]:
+    """Where hosts may go: living nodes, without the head unless it is alone."""
+    alive = [node for node in nodes if node.alive]
+    return [node for node in alive if not node.is_head] or alive

@@ -1,0 +1,408 @@
+"""``Registry``: who lives where, who drives, and when the runtime ends.
+
+Everything here is soft. A registry that comes back asks the hosts that exist by name, all at once; drivers come back
+with their next ``renew``; sessions are told by the hosts that hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kimi_ray.config import RuntimeConfig, differing
+from kimi_ray.errors import KimiRayError, RuntimeFault
+from kimi_ray.hosts.pool import HostPool, PooledHost, usable_nodes
+from kimi_ray.hosts.ports import Cluster, Group, HostListing, NodeInfo, store_name
+from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.ids import new_ulid
+from kimi_ray.settings import Isolation
+
+ASK_BOUND_S = 2.0
+"""How long a host has for a ping before it counts as silent."""
+
+LOOKS = 3
+"""Silent hosts are asked so often before they are given up: a busy one is not a dead one."""
+
+ROUND_S = 5.0
+"""Nodes and the cluster's listing are read again this often."""
+
+STOP_BOUND_S = 5.0
+
+
+@dataclass(slots=True)
+class _Lease:
+    info: dict[str, Any]
+    heard: float
+
+
+class Registry:
+    """One per runtime. See ``PORT`` for what callers may use."""
+
+    PORT: ClassVar[dict[str, Group]] = {
+        "hello": "default",
+        "renew": "control",
+        "goodbye": "control",
+        "place_session": "default",
+        "find_session": "control",
+        "forget_session": "control",
+        "place_agents": "default",
+        "released": "control",
+        "report_lost": "control",
+        "status": "control",
+        "shutdown": "default",
+        "ping": "control",
+    }
+
+    def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:
+        self._name = name
+        self._cluster = cluster
+        self._config = config
+        self._nodes: list[NodeInfo] = []
+        self._pools = {
+            kind: HostPool(kind, cluster, config, self._usable_nodes, self._reread_nodes)
+            for kind in ("agents", "sessions")
+        }
+        self._sessions: dict[str, str] = {}
+        self._placing: dict[str, asyncio.Task[str]] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._heard = time.monotonic()
+        self._began = time.time()
+        self._ending: asyncio.Task[None] | None = None
+        self._doubted: dict[str, asyncio.Task[bool]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Find what is there already, see that the stores run, warm the pools, watch."""
+        await self._reread_nodes()
+        await asyncio.gather(self._recover(), *(self._start_store(shard) for shard in range(self._config.shards)))
+        self._heard = time.monotonic()
+        self._pools["sessions"].grow()
+        if self._config.isolation == "shared":
+            self._pools["agents"].grow()
+        self._watch = asyncio.create_task(self._watch_all(), name="registry.watch")
+
+    async def close(self) -> None:
+        """Stop watching and starting; hosts live on. Idempotent."""
+        own = asyncio.current_task()
+        tasks = [task for task in (self._watch, *self._tasks) if task is not None and task is not own]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *(pool.close() for pool in self._pools.values()), return_exceptions=True)
+
+    async def ping(self) -> dict[str, Any]:
+        """Proof of life."""
+        return {
+            "kind": "registry",
+            "agents": sum(host.load for host in self._pools["agents"].hosts.values()),
+            "sessions": sorted(self._sessions),
+            "node_id": self._cluster.node_id,
+            "pid": os.getpid(),
+        }
+
+    # -- drivers ----------------------------------------------------------------------------------------------------
+
+    async def hello(self, info: dict[str, Any]) -> dict[str, Any]:
+        """A driver comes. ``info`` has its ``fingerprint`` (settings as JSON) and who it is (pid, host, version).
+
+        Returns:
+            ``{lease_id, renew_s, home_id, home}``.
+
+        Raises:
+            RuntimeFault: ``runtime.mismatch`` {settings: {name: {mine, theirs}}}; ``runtime.ending``.
+        """
+        self._refuse_when_ending()
+        mine: dict[str, Any] = info.get("fingerprint") or {}
+        other = differing(mine, self.fingerprint())
+        if other:
+            raise RuntimeFault(
+                f"the runtime that serves this home runs with other settings: {', '.join(other)}",
+                code="runtime.mismatch",
+                hint="connect with the same settings, or end that runtime with `kimi-ray down`",
+                details={"settings": other},
+            )
+        lease_id = f"lease_{new_ulid()}"
+        await self.renew(lease_id, info)
+        return {
+            "lease_id": lease_id,
+            "renew_s": self._config.lease_timeout_s / 4,
+            "home_id": self._cluster.home_id,
+            "home": self._config.home,
+        }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings that every driver here must share, as ``hello`` compares them."""
+        return self._config.runtime_fingerprint()
+
+    async def renew(self, lease_id: str, info: dict[str, Any]) -> None:
+        """A driver is still there. A lease that this registry does not know is taken in: it may have restarted."""
+        self._refuse_when_ending()
+        self._heard = time.monotonic()
+        self._leases[lease_id] = _Lease({k: v for k, v in info.items() if k != "fingerprint"}, self._heard)
+
+    async def goodbye(self, lease_id: str) -> None:
+        """A driver goes. Idempotent."""
+        self._heard = time.monotonic()
+        self._leases.pop(lease_id, None)
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    async def place_session(self, session_id: str, isolation: Isolation | None = None) -> str:
+        """The name of the session host to use: where the session lives, else a new place.
+
+        The caller activates the session there; a place that is not used is given back with ``forget_session``.
+
+        Raises:
+            RuntimeFault: ``infra.unschedulable``, ``infra.timeout``, ``runtime.ending``.
+        """
+        self._refuse_when_ending()
+        known = self._sessions.get(session_id)
+        if known is not None:
+            return known
+        placing = self._placing.get(session_id)
+        if placing is None:
+            placing = self._placing[session_id] = self._spawn(self._place_session(session_id, isolation))
+            placing.add_done_callback(lambda _: self._placing.pop(session_id, None))
+        return await asyncio.shield(placing)
+
+    async def find_session(self, session_id: str) -> str | None:
+        """The session host that holds a session (or was chosen to), or None."""
+        return self._sessions.get(session_id)
+
+    async def forget_session(self, session_id: str) -> None:
+        """A session is closed, or did not come to life. Idempotent."""
+        host = self._sessions.pop(session_id, None)
+        if host is not None:
+            self._let_go("sessions", host, 1)
+
+    async def place_agents(self, wishes: list[PlaceAgent]) -> list[str]:
+        """An agent host for each wish, in order. Each place counts until it is ``released`` or its host is lost.
+
+        Raises:
+            RuntimeFault: ``infra.unschedulable``, ``infra.timeout``, ``runtime.ending``; then none is taken.
+        """
+        self._refuse_when_ending()
+        pool = self._pools["agents"]
+        takes = (pool.take(dedicated=self._is_dedicated(w.isolation), node_id=w.node_id) for w in wishes)
+        found = await asyncio.gather(*takes, return_exceptions=True)
+        hosts = [host for host in found if isinstance(host, PooledHost)]
+        for failure in found:
+            if isinstance(failure, BaseException):
+                for host in hosts:
+                    self._let_go("agents", host.name, 1)
+                raise failure
+        return [host.name for host in hosts]
+
+    async def released(self, host: str, count: int = 1) -> None:
+        """``count`` agents of a host are gone. A dedicated host that is empty then is stopped."""
+        self._let_go("agents", host, count)
+
+    async def report_lost(self, host: str) -> bool:
+        """Somebody could not reach a host: look, and forget it when it is gone. Idempotent.
+
+        Returns:
+            Whether the host is gone for good.
+        """
+        if not any(host in pool.hosts for pool in self._pools.values()):
+            return True
+        doubt = self._doubted.get(host)
+        if doubt is None:
+            doubt = self._doubted[host] = self._spawn(self._look_after(host))
+            doubt.add_done_callback(lambda _: self._doubted.pop(host, None))
+        return await asyncio.shield(doubt)
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, Any]:
+        """What ``kimi-ray status`` shows, as JSON."""
+        now = time.monotonic()
+        hosts = [
+            {
+                "name": host.name,
+                "kind": pool.kind,
+                "node_id": host.node_id,
+                "pid": host.pid,
+                "load": host.load,
+                "dedicated": host.dedicated,
+                "sessions": sorted(s for s, name in self._sessions.items() if name == host.name),
+            }
+            for pool in self._pools.values()
+            for host in pool.hosts.values()
+        ]
+        failures = {k: p.last_failure.to_data() for k, p in self._pools.items() if p.last_failure is not None}
+        return {
+            "home_id": self._cluster.home_id,
+            "home": self._config.home,
+            "began": self._began,
+            "ending": self._ending is not None,
+            "leases": [
+                {"lease_id": k, "heard_s_ago": round(now - lease.heard, 3), **lease.info}
+                for k, lease in self._leases.items()
+            ],
+            "hosts": hosts,
+            "stores": [store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)],
+            "nodes": [
+                {"node_id": n.node_id, "address": n.address, "cpus": n.cpus, "is_head": n.is_head, "alive": n.alive}
+                for n in self._nodes
+            ],
+            "failures": failures,
+        }
+
+    async def shutdown(self) -> None:
+        """End the runtime: hosts flush and stop, then the stores, then this registry. Returns when that is under way
+        to its last step (the registry's own end follows the answer)."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_all(), name="registry.end")
+        await asyncio.shield(self._ending)
+        self._spawn(self._end_self())
+
+    async def _place_session(self, session_id: str, isolation: Isolation | None) -> str:
+        host = await self._pools["sessions"].take(dedicated=self._is_dedicated(isolation))
+        self._sessions[session_id] = host.name
+        return host.name
+
+    def _refuse_when_ending(self) -> None:
+        if self._ending is not None:
+            raise RuntimeFault(
+                "this runtime is just ending",
+                code="runtime.ending",
+                hint="connect again in a few seconds",
+                retryable=True,
+            )
+
+    def _is_dedicated(self, isolation: Isolation | None) -> bool:
+        return (isolation or self._config.isolation) == "dedicated"
+
+    def _let_go(self, kind: str, host: str, count: int) -> None:
+        pool = self._pools["sessions" if kind == "sessions" else "agents"]
+        empty = pool.release(host, count)
+        if empty is not None:
+            self._spawn(self._stop(empty.name))
+
+    def _usable_nodes(self) -> list[NodeInfo]:
+        return usable_nodes(self._nodes)
+
+    async def _reread_nodes(self) -> None:
+        self._nodes = await self._cluster.nodes()
+
+    async def _start_store(self, shard: int) -> None:
+        await self._cluster.start_host("store", store_name(self._cluster.home_id, shard))
+
+    async def _recover(self) -> None:
+        """Ask all hosts at once; silent ones are looked after behind the back of whoever waits for this start."""
+        listed = [host for host in await self._cluster.list_hosts() if host.kind in self._pools]
+        await asyncio.gather(*(self._adopt(host) for host in listed))
+
+    async def _adopt(self, listing: HostListing) -> None:
+        pool = self._pools["sessions" if listing.kind == "sessions" else "agents"]
+        try:
+            told = await self._ask(listing.name)
+        except KimiRayError as error:
+            if error.code == "infra.actor_died":
+                return
+            pool.adopt(listing.name, listing.node_id or "", self._config.agents_per_host, listing.pid)
+            self._spawn(self._look_after(listing.name))
+            return
+        self._take_in(pool, listing.name, told)
+
+    def _take_in(self, pool: HostPool, name: str, told: dict[str, Any]) -> None:
+        sessions: list[str] = told.get("sessions") or []
+        load = len(sessions) if pool.kind == "sessions" else int(told.get("agents") or 0)
+        pool.adopt(name, str(told.get("node_id") or ""), load, told.get("pid"))
+        if pool.kind == "sessions":
+            for session_id in sessions:
+                self._sessions.setdefault(session_id, name)
+
+    async def _ask(self, host: str) -> dict[str, Any]:
+        return await self._cluster.peer(host).call("ping", timeout_s=ASK_BOUND_S, group="control")
+
+    async def _look_after(self, host: str) -> bool:
+        """Ask a host that was silent; drop it when it is dead or stays silent."""
+        for _ in range(LOOKS):
+            try:
+                told = await self._ask(host)
+            except KimiRayError as error:
+                if error.code == "infra.actor_died":
+                    break
+                await self._reread_nodes()
+                continue
+            for pool in self._pools.values():
+                if host in pool.hosts and pool.hosts[host].pid != told.get("pid"):
+                    self._take_in(pool, host, told)
+            return False
+        self._drop(host)
+        self._spawn(self._kill(host))
+        return True
+
+    def _drop(self, host: str) -> None:
+        for pool in self._pools.values():
+            pool.drop(host)
+        self._sessions = {s: name for s, name in self._sessions.items() if name != host}
+
+    async def _kill(self, host: str) -> None:
+        """A host that is given up must not come back as a twin."""
+        try:
+            await self._cluster.stop_host(host)
+        except RuntimeFault as error:
+            if error.code != "infra.actor_died":
+                raise
+
+    async def _stop(self, host: str) -> KimiRayError | None:
+        """Let a host flush and end it; what went wrong is told, not raised."""
+        failure: KimiRayError | None = None
+        try:
+            await self._cluster.peer(host).call("close", timeout_s=self._config.close_timeout_s, group="control")
+        except KimiRayError as error:
+            failure = error
+        await self._kill(host)
+        self._drop(host)
+        return failure
+
+    async def _end_all(self) -> None:
+        for kind in ("sessions", "agents"):
+            pool = self._pools[kind]
+            await pool.close()
+            await asyncio.gather(*(self._stop(name) for name in list(pool.hosts)))
+        listed = await self._cluster.list_hosts()
+        await asyncio.gather(*(self._stop(host.name) for host in listed if host.kind in self._pools))
+        names = [store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)]
+        await asyncio.gather(*(self._stop(name) for name in names))
+
+    async def _end_self(self) -> None:
+        await asyncio.sleep(0.05)  # the answer to shutdown leaves first
+        await self.close()
+        await self._cluster.stop_host(self._name)
+
+    async def _watch_all(self) -> None:
+        """Notice dead hosts and nodes; end the runtime when no driver was heard for the lease's time."""
+        pause = min(ROUND_S, self._config.lease_timeout_s / 4)
+        while self._ending is None:
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            for lease_id, lease in list(self._leases.items()):
+                if now - lease.heard >= self._config.lease_timeout_s:
+                    del self._leases[lease_id]
+            if now - self._heard >= self._config.lease_timeout_s:
+                self._spawn(self.shutdown())
+                return
+            try:
+                await self._round()
+            except KimiRayError as error:
+                self._pools["agents"].last_failure = error
+
+    async def _round(self) -> None:
+        known = {name for pool in self._pools.values() for name in pool.hosts}
+        self._nodes, listed = await asyncio.gather(self._cluster.nodes(), self._cluster.list_hosts())
+        there = {host.name for host in listed}
+        for name in known - there:
+            self._drop(name)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,268 @@
+"""Placement, leases and recovery, on fake cores and made-up nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import RuntimeFault
+from kimi_ray.hosts import registry as registry_module
+from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.store.seam import Stream
+from tests.unit.hosts.fakes import FakeCore, Nodes, node, until
+
+REGISTRY = "h/registry"
+
+
+def wish(n: int, **said) -> PlaceAgent:
+    return PlaceAgent(Stream(f"session_{n}", "main"), **said)
+
+
+class World:
+    def __init__(self) -> None:
+        self.clusters: list[Nodes] = []
+
+    async def __call__(self, nodes=None, wait=True, **settings) -> Nodes:
+        settings.setdefault("close_timeout_s", 1)
+        cluster = Nodes("h", RuntimeConfig(**settings), nodes or [node("a", head=True)])
+        self.clusters.append(cluster)
+        if wait:
+            await cluster.start_host("registry", REGISTRY)
+        return cluster
+
+
+@pytest.fixture
+async def world(monkeypatch):
+    monkeypatch.setattr(registry_module, "ASK_BOUND_S", 0.05)
+    monkeypatch.setattr(registry_module, "ROUND_S", 0.05)
+    FakeCore.made.clear()
+    world = World()
+    yield world
+    for cluster in world.clusters:
+        await cluster.close()
+
+
+def call(cluster: Nodes, method: str, *args, group: str | None = None):
+    from kimi_ray.hosts.registry import Registry
+
+    return cluster.peer(REGISTRY).call(method, *args, timeout_s=5, group=group or Registry.PORT[method])
+
+
+async def place(cluster: Nodes, *wishes: PlaceAgent) -> list[str]:
+    return await call(cluster, "place_agents", list(wishes))
+
+
+async def test_the_first_agents_have_a_host_each_then_share_evenly(world):
+    cluster = await world(hosts_per_node=3)
+    placed: list[str] = []
+    for n in range(3):
+        placed += await place(cluster, wish(n))
+        wanted = min(3, len(set(placed)) + 1)
+        await until(lambda wanted=wanted: len(cluster.on("agents")) == wanted)
+    assert len(set(placed)) == 3
+    placed += await place(cluster, *(wish(n) for n in range(3, 30)))
+    assert set(Counter(placed).values()) == {10}
+    assert len(cluster.on("agents")) == 3
+
+
+async def test_a_place_is_never_waited_for_while_a_host_is_below_its_soft_limit(world):
+    cluster = await world(hosts_per_node=2, agents_per_host=4)
+    first = await place(cluster, wish(0))
+    cluster.open.clear()
+    await asyncio.sleep(0)
+    more = await asyncio.wait_for(place(cluster, *(wish(n) for n in range(1, 4))), 1)
+    hosts = {host.name for host in cluster.on("agents")}
+    assert set(first + more) <= hosts
+    if len(hosts) == 1:
+        waiting = asyncio.create_task(place(cluster, wish(5)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        cluster.open.set()
+        assert await asyncio.wait_for(waiting, 2) != first
+    cluster.open.set()
+
+
+async def test_a_full_pool_goes_on_beyond_the_soft_limit(world):
+    cluster = await world(hosts_per_node=1, agents_per_host=2)
+    placed = await place(cluster, *(wish(n) for n in range(7)))
+    assert len(set(placed)) == 1
+
+
+async def test_a_hard_limit_of_one_is_an_actor_each_at_any_size(world):
+    cluster = await world(hosts_per_node=2, max_agents_per_host=1)
+    placed = await place(cluster, *(wish(n) for n in range(9)))
+    assert len(set(placed)) == 9
+    assert len(cluster.on("agents")) <= 12
+    await call(cluster, "released", placed[4], 1)
+    again = await place(cluster, wish(10))
+    assert again[0] not in set(placed) - {placed[4]}
+
+
+async def test_dedicated_has_its_own_host_that_ends_with_it(world):
+    cluster = await world(hosts_per_node=1)
+    shared, own = await place(cluster, wish(0), wish(1, isolation="dedicated"))
+    assert own != shared
+    assert (await place(cluster, wish(2)))[0] == shared
+    core = FakeCore.made[own]
+    await call(cluster, "released", own, 1)
+    await until(lambda: core.closed and own not in cluster._held)
+    await call(cluster, "released", own, 1)
+    assert FakeCore.made[shared].closed is False
+
+
+async def test_the_head_is_left_out_unless_alone_and_nodes_fill_by_their_size(world):
+    nodes = [node("head", 8, head=True), node("bb", 2), node("ccc", 4), node("dead", 64, alive=False)]
+    cluster = await world(nodes)
+    placed = await place(cluster, *(wish(n) for n in range(3)))
+    for n in range(3, 40):
+        placed += await place(cluster, wish(n))
+        await asyncio.sleep(0)
+    await until(lambda: len(cluster.on("agents")) == 6)
+    assert Counter(host.node_id for host in cluster.on("agents")) == {"bb": 2, "ccc": 4}
+
+
+async def test_a_wanted_node_is_used_or_named(world):
+    cluster = await world([node("a", head=True), node("bb")])
+    placed = await place(cluster, wish(0, node_id="bb"), wish(1, node_id="a"))
+    where = {host.name: host.node_id for host in cluster.started}
+    assert [where[name] for name in placed] == ["bb", "a"]
+    cluster.refuse.add("gone")
+    with pytest.raises(RuntimeFault) as caught:
+        await place(cluster, wish(2, node_id="gone"))
+    assert caught.value.code == "infra.unschedulable"
+
+
+async def test_a_node_that_cannot_is_passed_over(world):
+    cluster = await world([node("bb"), node("ccc")], wait=False)
+    cluster.refuse.add("bb")
+    await cluster.start_host("registry", REGISTRY)
+    placed = await place(cluster, *(wish(n) for n in range(4)))
+    where = {host.name: host.node_id for host in cluster.started}
+    assert {where[name] for name in placed} == {"ccc"}
+
+
+async def test_a_failed_batch_takes_no_place(world):
+    cluster = await world([node("bb")], hosts_per_node=1)
+    cluster.refuse.add("gone")
+    with pytest.raises(RuntimeFault):
+        await place(cluster, wish(0), wish(1, node_id="gone"), wish(2))
+    status = await call(cluster, "status")
+    assert sum(host["load"] for host in status["hosts"]) == 0
+
+
+async def test_a_session_has_one_place_whoever_asks(world):
+    cluster = await world()
+    places = await asyncio.gather(*(call(cluster, "place_session", "session_x") for _ in range(5)))
+    assert len(set(places)) == 1
+    assert await call(cluster, "find_session", "session_x") == places[0]
+    assert await call(cluster, "find_session", "session_y") is None
+    await call(cluster, "forget_session", "session_x")
+    await call(cluster, "forget_session", "session_x")
+    assert await call(cluster, "find_session", "session_x") is None
+
+
+async def test_a_lost_host_is_looked_at_before_it_is_dropped(world):
+    cluster = await world(hosts_per_node=1)
+    (name,) = await place(cluster, wish(0))
+    assert await call(cluster, "report_lost", name) is False
+    FakeCore.made[name].silent.set()
+    lost = await asyncio.gather(*(call(cluster, "report_lost", name) for _ in range(4)))
+    assert lost == [True] * 4
+    await until(lambda: name not in cluster._held)
+    assert await call(cluster, "report_lost", name) is True
+    assert (await place(cluster, wish(1)))[0] != name
+
+
+async def test_a_dead_session_host_frees_its_sessions(world):
+    cluster = await world()
+    name = await call(cluster, "place_session", "session_x")
+    cluster.kill_host(name)
+    assert await call(cluster, "report_lost", name) is True
+    assert await call(cluster, "find_session", "session_x") is None
+    assert await call(cluster, "place_session", "session_x") != name
+
+
+async def test_a_host_that_died_unreported_is_noticed(world):
+    cluster = await world(lease_timeout_s=30)
+    (name,) = await place(cluster, wish(0))
+    cluster.kill_host(name)
+
+    async def names() -> set[str]:
+        return {host["name"] for host in (await call(cluster, "status"))["hosts"]}
+
+    async with asyncio.timeout(5):
+        while name in await names():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_registry_that_comes_back_knows_hosts_sessions_and_leases(world):
+    cluster = await world(hosts_per_node=1)
+    (agents,) = await place(
+        cluster,
+        wish(0),
+    )
+    sessions = await call(cluster, "place_session", "session_x")
+    FakeCore.made[agents].agents = 7
+    FakeCore.made[sessions].sessions = ["session_x"]
+    (own,) = await place(cluster, wish(1, isolation="dedicated"))
+    FakeCore.made[own].agents = 1
+    cluster.kill_host(REGISTRY)
+    await cluster.start_host("registry", REGISTRY)
+    await call(cluster, "renew", "lease_of_before", {"pid": 1})
+    status = await call(cluster, "status")
+    loads = {host["name"]: (host["load"], host["dedicated"]) for host in status["hosts"]}
+    assert loads[agents] == (7, False)
+    assert loads[own] == (1, True)
+    assert await call(cluster, "find_session", "session_x") == sessions
+    assert [lease["lease_id"] for lease in status["leases"]] == ["lease_of_before"]
+    assert await place(cluster, wish(2)) == [agents]
+
+
+async def test_recovery_is_not_held_up_by_silent_hosts(world):
+    cluster = await world(hosts_per_node=1)
+    names = [(await place(cluster, wish(n, isolation="dedicated")))[0] for n in range(5)]
+    for name in names:
+        FakeCore.made[name].silent.set()
+    cluster.kill_host(REGISTRY)
+    await asyncio.wait_for(cluster.start_host("registry", REGISTRY), 1)
+    await until(lambda: not set(names) & set(cluster._held))
+
+
+async def test_other_settings_are_refused_by_name(world):
+    cluster = await world()
+    mine = RuntimeConfig(close_timeout_s=1)
+    told = await call(cluster, "hello", {"fingerprint": mine.runtime_fingerprint(), "pid": 4})
+    assert told["home_id"] == "h"
+    other = RuntimeConfig(close_timeout_s=1, durability="none", shards=2).runtime_fingerprint()
+    with pytest.raises(RuntimeFault) as caught:
+        await call(cluster, "hello", {"fingerprint": other})
+    assert caught.value.code == "runtime.mismatch"
+    assert caught.value.details["settings"]["durability"] == {"mine": "none", "theirs": "disk"}
+    assert set(caught.value.details["settings"]) == {"durability", "shards"}
+
+
+async def test_the_runtime_ends_when_no_driver_is_heard(world):
+    cluster = await world(lease_timeout_s=0.4)
+    fingerprint = RuntimeConfig(lease_timeout_s=0.4, close_timeout_s=1).runtime_fingerprint()
+    lease = (await call(cluster, "hello", {"fingerprint": fingerprint}))["lease_id"]
+    (name,) = await place(cluster, wish(0))
+    for _ in range(12):
+        await asyncio.sleep(0.05)
+        await call(cluster, "renew", lease, {})
+    assert name in cluster._held
+    cores = [FakeCore.made[held] for held in cluster._held if held in FakeCore.made]
+    await call(cluster, "goodbye", lease)
+    await until(lambda: not cluster._held)
+    assert all(core.closed for core in cores)
+
+
+async def test_shutdown_ends_all_once_and_refuses_newcomers(world):
+    cluster = await world()
+    await place(cluster, wish(0))
+    await asyncio.gather(call(cluster, "shutdown"), call(cluster, "shutdown"))
+    await until(lambda: not cluster._held)
+    with pytest.raises(RuntimeFault):
+        await place(cluster, wish(1))
