@@ -22,6 +22,7 @@ from kimi_ray.llm.chat import (
 )
 from kimi_ray.llm.faults import answer_fault
 from kimi_ray.llm.header import describe_request
+from kimi_ray.llm.models import ModelSettings, Price, ResolvedModel, build_provider, cost_usd, resolve_model
 from kimi_ray.llm.retry import RetryPolicy
 from kimi_ray.llm.script import Script, ScriptFunction, Step, ToolCall
 from kimi_ray.llm.scripted import ScriptedProvider
@@ -37,7 +38,10 @@ __all__ = [
     "Finish",
     "FinishReason",
     "MetaChunk",
+    "ModelSettings",
+    "Price",
     "ReasoningDelta",
+    "ResolvedModel",
     "RetryPolicy",
     "Script",
     "ScriptFunction",
@@ -49,5 +53,8 @@ __all__ = [
     "ToolSpec",
     "UsageChunk",
     "answer_fault",
+    "build_provider",
+    "cost_usd",
     "describe_request",
+    "resolve_model",
 ]

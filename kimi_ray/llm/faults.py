@@ -189,14 +189,16 @@ def connection_fault(place: Place, reason: str, *, cut: bool = False) -> Provide
     )
 
 
-def bad_stream_fault(place: Place, what: str, excerpt: str) -> ProviderError:
-    """Bytes that are not the protocol."""
-    return _fault(
+def bad_stream_fault(place: Place, what: str, excerpt: str, *, retryable: bool = True) -> ProviderError:
+    """Bytes that are not the protocol. Not ``retryable`` when the server is plainly another one."""
+    fault = _fault(
         "provider.bad_stream",
         f"{place.server} sent {what}",
         hint="see that base_url leads to a Chat Completions API (it usually ends in /v1)",
         details={"body": redact(excerpt, place.secrets)[:BODY_CHARS]},
     )
+    fault.retryable = retryable
+    return fault
 
 
 def answer_fault(*, empty: bool, finish: str, raw_finish: str | None = None) -> ProviderError | None:
@@ -263,8 +265,8 @@ def _answered(
     hints = {
         "provider.auth": f"check {key}: this server does not accept it",
         "provider.quota": "the account behind the key has no quota left",
-        "provider.not_found": f"this server has no model {place.model!r}, or base_url is wrong;"
-        " `kimi-ray models check` lists what it serves",
+        "provider.not_found": f"this server has no model {place.model!r}, or base_url is wrong (it usually"
+        " ends in /v1); `kimi-ray models check` lists what it serves",
         "provider.bad_request": "the server refuses the request as it is: see its words, and the model's settings",
         "context.overflow": "the conversation is longer than the model's context window: compact it, or set"
         " max_context_tokens",

@@ -25,12 +25,12 @@ class RetryPolicy(Settings):
     jitter: float = Field(default=0.25, ge=0, le=1)
     retry_after_cap_ms: int = Field(default=120_000, ge=0)
 
-    def delay_ms(self, error: KimiRayError, attempt: int, rng: random.Random) -> int | None:
+    def delay_ms(self, attempt: int, error: KimiRayError, rng: random.Random) -> int | None:
         """Milliseconds to wait before the attempt after this one, or None to give up.
 
         Args:
-            error: Why the attempt failed.
             attempt: The number of the failed attempt, from 1.
+            error: Why it failed.
             rng: Where the jitter comes from; not used when the server said how long.
         """
         if not error.retryable or attempt >= self.max_attempts:

@@ -1,0 +1,395 @@
+"""Any server that speaks Chat Completions: OpenAI's, vLLM, SGLang, llama.cpp, Kimi, DeepSeek and their like.
+
+The SDK makes the connection, sends the request and knows the statuses; its own retries are off, because they would
+hide attempts. The body and the answer's stream are made and read here: the SDK's models of them cost several times
+as much per message and per token, and do not tell a finished stream from a cut one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic_core import from_json
+
+from kimi_ray.errors import ProviderError
+from kimi_ray.llm.chat import ChatRequest, Chunk, Finish, MetaChunk, UsageChunk
+from kimi_ray.llm.completion import CompletionReader, finish_reason
+from kimi_ray.llm.estimate import Estimator
+from kimi_ray.llm.faults import (
+    Place,
+    TimeoutKind,
+    bad_stream_fault,
+    connection_fault,
+    status_fault,
+    stream_error_fault,
+    timeout_fault,
+)
+from kimi_ray.llm.models import ModelSettings, is_loopback
+from kimi_ray.llm.sse import EventParser, EventTooLargeError
+from kimi_ray.llm.wire import chat_body
+from kimi_ray.settings import Usage
+
+if TYPE_CHECKING:
+    import openai
+
+_T = TypeVar("_T")
+
+MAX_CONNECTIONS = 10_000
+MAX_BODY_BYTES = 64 << 20
+CONNECT_TIMEOUT_S = 30.0
+GOODBYE_S = 10.0
+"""How long a server may take from the last word of an answer to the end of its stream."""
+DRAIN_S = 0.2
+_MAX_REMEMBERED_AGENTS = 65_536
+_REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-trace-id")
+_EXCERPT_BYTES = 2000
+
+
+class OpenAIProvider:
+    """Reaches one model server, or several that serve the same models.
+
+    Args:
+        base_urls: Addresses as they stand before ``/chat/completions``. With several, each new agent gets the next
+            one and stays with it (its conversation is in that server's cache) until that server cannot be reached.
+        api_key: The key, or None to send none.
+        settings: Time-outs, reasoning, connections and the rest of ``[models.X]``.
+        key_env: The variable that the key came from, for messages.
+    """
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        *,
+        api_key: str | None = None,
+        settings: ModelSettings | None = None,
+        key_env: str = "",
+    ) -> None:
+        self._settings = settings or ModelSettings()
+        self._urls = tuple(base_urls)
+        self._api_key = api_key
+        secrets = (api_key or "", *self._settings.extra_headers.values())
+        self._secrets = tuple(secret for secret in secrets if secret)
+        self._key_name = f"${key_env}" if key_env else "the key"
+        self._estimator = Estimator()
+        self._server = _Server(self._urls, api_key, self._settings)
+        self._url_of: dict[tuple[str, str], int] = {}
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"OpenAIProvider({list(self._urls)!r}, api_key={'[redacted]' if self._api_key else None})"
+
+    @property
+    def name(self) -> str:
+        """``openai``."""
+        return "openai"
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[Chunk]:
+        """Ask, and yield the answer's chunks as they come. Leaving the iterator closes the connection at once.
+
+        Raises:
+            ProviderError: see ``kimi_ray.llm.faults``.
+        """
+        at = self._route(request)
+        place = Place(request.model, self._urls[at], self._secrets, self._key_name)
+        body = chat_body(request, self._settings, completion_tokens="api.openai.com" in self._urls[at])
+        answer = _Answer(place, self._settings)
+        try:
+            yield await answer.open(await self._server.client(at), self._server.errors, body)
+            while (chunks := await answer.more()) is not None:
+                for chunk in chunks:
+                    yield chunk
+            for chunk in answer.reader.end():
+                yield chunk
+            yield UsageChunk(answer.reader.usage or self._estimated(request, answer.reader))
+            yield Finish(finish_reason(answer.reader.raw_finish), answer.reader.raw_finish)
+            await answer.drain()
+        except ProviderError as error:
+            if error.details.get("kind") in ("connection", "connect"):
+                self._move_on(request, at)
+            raise
+        finally:
+            await answer.close()
+
+    def _estimated(self, request: ChatRequest, reader: CompletionReader) -> Usage:
+        return self._estimator.usage(request, text_chars=reader.text_chars, reasoning_chars=reader.reasoning_chars)
+
+    async def served_models(self, *, timeout_s: float = 30.0) -> list[str]:
+        """The names of the models that the (first) server offers.
+
+        Raises:
+            ProviderError: see ``kimi_ray.llm.faults``.
+        """
+        answer = _Answer(Place("", self._urls[0], self._secrets, self._key_name), self._settings)
+        return await answer.models(await self._server.client(0), self._server.errors, timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        await self._server.close()
+
+    def _route(self, request: ChatRequest) -> int:
+        if len(self._urls) == 1:
+            return 0
+        agent = (request.session_id, request.agent_id)
+        at = self._url_of.get(agent)
+        if at is None:
+            if len(self._url_of) >= _MAX_REMEMBERED_AGENTS:
+                del self._url_of[next(iter(self._url_of))]
+            at = self._url_of[agent] = self._turn % len(self._urls)
+            self._turn += 1
+        return at
+
+    def _move_on(self, request: ChatRequest, at: int) -> None:
+        if len(self._urls) > 1:
+            self._url_of[request.session_id, request.agent_id] = (at + 1) % len(self._urls)
+
+
+class _Server:
+    """The SDK's clients, made at first use: one an address, all on one pool of connections."""
+
+    def __init__(self, urls: tuple[str, ...], api_key: str | None, settings: ModelSettings) -> None:
+        self._urls = urls
+        self._api_key = api_key
+        self._settings = settings
+        self._clients: list[openai.AsyncOpenAI] = []
+        self._connecting: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._http: Any = None
+        self.errors: Any = None
+        """The HTTP library that the SDK uses: its exceptions come out of a stream as they are."""
+
+    async def client(self, at: int) -> openai.AsyncOpenAI:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # connections belong to a loop; importing the SDK takes most of a second and must not hold it up
+            self._loop = loop
+            self._clients = []
+            self._connecting = loop.create_task(asyncio.to_thread(self._connect))
+        if not self._clients and self._connecting is not None:
+            await asyncio.shield(self._connecting)
+        if not self._clients:
+            raise ProviderError("the provider is closed", code="provider.closed", hint="build another one")
+        return self._clients[at]
+
+    def _connect(self) -> None:
+        import openai
+
+        # the SDK has changed its HTTP library once: the one at hand is where its limits come from
+        limits = type(openai.DEFAULT_CONNECTION_LIMITS)
+        library = limits.__module__.partition(".")[0]
+        self.errors = import_module(library)
+        # a line a request at INFO: with thousands of agents nobody wants it unasked
+        logger = logging.getLogger(library)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
+        most = self._settings.max_connections or MAX_CONNECTIONS
+        timeout = self.errors.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._http = openai.DefaultAsyncHttpxClient(
+            limits=limits(max_connections=most, max_keepalive_connections=most),
+            timeout=timeout,
+            # a proxy is for servers elsewhere
+            trust_env=not all(is_loopback(url) for url in self._urls),
+        )
+        headers: dict[str, Any] = dict(self._settings.extra_headers)
+        if self._api_key is None:
+            headers.setdefault("Authorization", openai.Omit())
+        self._clients = [
+            openai.AsyncOpenAI(
+                base_url=url,
+                api_key=self._api_key or "none",
+                max_retries=0,
+                timeout=timeout,
+                default_headers=headers,
+                http_client=self._http,
+            )
+            for url in self._urls
+        ]
+
+    async def close(self) -> None:
+        if self._connecting is not None and self._loop is asyncio.get_running_loop():
+            await self._connecting
+        http, self._http, self._clients = self._http, None, []
+        if http is not None:
+            await http.aclose()
+
+
+class _Answer:
+    """One request and its answer: every wait bounded, every failure a ``ProviderError``."""
+
+    def __init__(self, place: Place, settings: ModelSettings) -> None:
+        self.reader = CompletionReader(settings.reasoning_field)
+        self._place = place
+        self._settings = settings
+        self._began = time.monotonic()
+        self._parser: EventParser | None = None
+        self._begin = b""
+        self._ended = False
+        self._errors: Any = None
+        self._response: Any = None
+        self._bytes: AsyncIterator[bytes] | None = None
+
+    async def open(self, client: openai.AsyncOpenAI, errors: Any, body: dict[str, Any]) -> MetaChunk:
+        """Send the request and wait for the headers."""
+        self._errors = errors
+        streams = self._settings.stream
+        # the body travels as `extra_body`, which the SDK sends as it is: its walk over `messages` takes 150 us each
+        manager = client.chat.completions.with_streaming_response.create(
+            model=body["model"],
+            messages=[],
+            stream=streams,
+            extra_body=({"stream_options": {"include_usage": True}} | body) if streams else body,
+        )
+        self._response = await self._wait(manager.__aenter__())
+        headers = self._response.headers
+        kind = headers.get("content-type", "")
+        if "html" in kind:
+            raise bad_stream_fault(self._place, f"{kind}, which no model server does", "", retryable=False)
+        # what comes decides, not what was asked for: some servers do not stream, some know nothing else
+        if "event-stream" in kind or (streams and "json" not in kind):
+            self._parser = EventParser()
+        self._bytes = self._response.iter_bytes()
+        return MetaChunk(
+            http_status=self._response.status_code,
+            request_id=next((headers[name] for name in _REQUEST_ID_HEADERS if name in headers), None),
+            connect_ms=round((time.monotonic() - self._began) * 1000),
+        )
+
+    async def more(self) -> list[Chunk] | None:
+        """The chunks of what comes next, or None when the answer is complete."""
+        if self._ended:
+            return None
+        if self._parser is None:
+            return await self._whole()
+        try:
+            data = await self._read()
+            events = self._parser.feed(data) if data is not None else self._parser.end()
+        except EventTooLargeError:
+            raise bad_stream_fault(self._place, "an event above 16 MiB", "") from None
+        except ProviderError:
+            if not self.reader.finished:
+                raise
+            # the answer was complete; only the goodbye was lost
+            self._ended = True
+            return None
+        if len(self._begin) < _EXCERPT_BYTES and data is not None:
+            self._begin += data[:_EXCERPT_BYTES]
+        chunks: list[Chunk] = []
+        for event in events:
+            if event.startswith(b"[DONE]"):
+                self._ended = True
+                return chunks
+            chunks += self.reader.read(self._parsed(event))
+        if data is None:
+            self._ended = True
+            if not self.reader.finished:
+                raise self._cut()
+        return chunks
+
+    def _cut(self) -> ProviderError:
+        if not self.reader.answered and self._begin.strip() and b"data:" not in self._begin:
+            said = self._begin.decode(errors="replace")
+            return bad_stream_fault(self._place, "something that is not an event stream", said)
+        return connection_fault(self._place, "it ended before the answer was finished", cut=True)
+
+    async def _whole(self) -> list[Chunk]:
+        parts: list[bytes] = []
+        size = 0
+        while (data := await self._read()) is not None:
+            parts.append(data)
+            size += len(data)
+            if size > MAX_BODY_BYTES:
+                raise bad_stream_fault(self._place, "an answer above 64 MiB", "")
+        self._ended = True
+        body = b"".join(parts)
+        chunks = self.reader.read(self._parsed(body))
+        if not self.reader.answered:
+            raise bad_stream_fault(self._place, "an answer without choices", _excerpt(body))
+        return chunks
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        value = _json(data)
+        if not isinstance(value, dict):
+            raise bad_stream_fault(self._place, "something that is not a JSON object", _excerpt(data))
+        found = cast("dict[str, Any]", value)
+        if found.get("error"):
+            raise stream_error_fault(self._place, found["error"])
+        if found.get("object") == "error":
+            raise stream_error_fault(self._place, found)
+        return found
+
+    async def models(self, client: openai.AsyncOpenAI, errors: Any, timeout_s: float) -> list[str]:
+        """The names at ``/models``."""
+        self._errors = errors
+        page: Any = await self._wait(client.models.list(timeout=timeout_s))
+        return sorted(str(model.id) for model in page.data)
+
+    async def drain(self) -> None:
+        """Read the rest of a complete answer's body, so that its connection can be used again."""
+        if self._bytes is not None:
+            with contextlib.suppress(TimeoutError, self._errors.HTTPError):
+                async with asyncio.timeout(DRAIN_S):
+                    async for _ in self._bytes:
+                        pass
+
+    async def close(self) -> None:
+        """Close the response; the connection of an unfinished one with it."""
+        response, self._response = self._response, None
+        if response is not None:
+            await response.close()
+
+    async def _read(self) -> bytes | None:
+        return await self._wait(anext(cast("AsyncIterator[bytes]", self._bytes), None), reading=True)
+
+    async def _wait(self, step: Awaitable[_T], *, reading: bool = False) -> _T:
+        """One wait for the server, bounded, its failure translated."""
+        import openai
+
+        bound, kind = self._settings.timeout_s, cast("TimeoutKind", "total")
+        left = self._began + bound - time.monotonic()
+        idle = min(self._settings.idle_timeout_s, GOODBYE_S) if self.reader.finished else self._settings.idle_timeout_s
+        if self._settings.stream and idle < left:
+            left, bound, kind = idle, idle, "idle"
+        try:
+            async with asyncio.timeout(left):
+                return await step
+        except TimeoutError:
+            raise timeout_fault(self._place, kind, bound) from None
+        except openai.APIStatusError as error:
+            response = error.response
+            raise status_fault(self._place, response.status_code, response.text, response.headers) from None
+        except openai.APITimeoutError:
+            # the only time-out that the library is told is that of the connection
+            raise timeout_fault(self._place, "connect", CONNECT_TIMEOUT_S) from None
+        except openai.APIConnectionError as error:
+            raise connection_fault(self._place, _reason(error.__cause__ or error)) from None
+        except self._errors.TransportError as error:
+            raise connection_fault(self._place, _reason(error), cut=reading) from None
+        except self._errors.HTTPError as error:
+            raise bad_stream_fault(self._place, f"a body that cannot be read ({_reason(error)})", "") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError:
+        pass
+    import json
+
+    # half a surrogate pair is legal JSON, and the fast parser refuses it
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _excerpt(data: bytes) -> str:
+    return data[:_EXCERPT_BYTES].decode(errors="replace")
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
