@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kimi_ray.events import SessionEvent
 from kimi_ray.agent.specs import AgentTotals
+from kimi_ray.events import SessionEvent
 from kimi_ray.log import message_text
 from kimi_ray.settings import PromptState, Usage
 

@@ -25,7 +25,7 @@ HEADER_INLINE_BYTES = 512
 class Durable(Protocol):
     """The write controller as the agent sees it."""
 
-    def attach_blob(self, digest: str, content: bytes) -> None:
+    def attach_blob(self, digest: str, data: bytes) -> None:
         """Hand in a blob that the next flush covers."""
         ...
 
@@ -62,7 +62,7 @@ class Journal:
 
     def append(
         self,
-        type: str,  # noqa: A002
+        type: str,
         data: dict[str, Any],
         *,
         surface: SurfaceOp | None = None,

@@ -40,7 +40,7 @@ class LimitMeter:
     def __init__(self, limits: Limits | None, fold: AgentFold, price: Price | None) -> None:
         self.limits = limits or Limits()
         self._fold = fold
-        self._price = price
+        self.price = price
         self._base_wall_ms = fold.sums.wall_ms
         self._base_working_ms = fold.sums.model_ms + fold.sums.tools_ms
         self._working_s = 0.0
@@ -51,7 +51,7 @@ class LimitMeter:
     @property
     def cost_usd(self) -> float | None:
         """What the agent has cost so far, or None without a price."""
-        return None if self._price is None else cost_usd(self._fold.sums.usage(), self._price)
+        return None if self.price is None else cost_usd(self._fold.sums.usage(), self.price)
 
     def check_turn(self) -> None:
         """Before a turn starts.

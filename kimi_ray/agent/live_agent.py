@@ -16,11 +16,12 @@ from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_of
 from kimi_ray.agent.prompts import Prompts
-from kimi_ray.agent.requester import Progress
+from kimi_ray.agent.requester import ModelRoute, Progress
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
 from kimi_ray.agent.turn_signal import TurnSignal
 from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.llm.chat import ChatProvider, ToolSpec
+from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import closing_events, epoch_ms
 from kimi_ray.settings import Limits, PromptState, Sampling, Usage
 from kimi_ray.tools.contract import Environment, Tool
@@ -78,6 +79,7 @@ class LiveAgent:
         self.meter = meter
         self.progress = progress
         self.workdir_path: str | None = None
+        self.workdir_created = False
         self.node_id: str | None = None
         self._loop = loop
         self._provider = provider
@@ -185,6 +187,13 @@ class LiveAgent:
                 hit.append(entry[0])
                 self._announce(entry[0])
         return hit
+
+    def set_model(self, model: ResolvedModel, provider: ChatProvider) -> None:
+        """Another model from the next turn on."""
+        self._model = model
+        self._provider = provider
+        self.meter.price = model.settings.price
+        self.journal.append("profile/model", {"model": model.name})
 
     def record(self, entries: list[LogEntry]) -> int:
         """Append events of the session (children, scores, notes); returns the next seq."""
@@ -298,12 +307,11 @@ class LiveAgent:
         if not self.spec.send_seed and sampling.seed is not None:
             sampling = sampling.model_copy(update={"seed": None})
         return TurnConfig(
-            provider_name=self._provider.name,
-            model=model.model,
+            route=ModelRoute(self._provider, model.model, model.retry, model.settings.record_chunks),
             system=profile.system_prompt,
             tools=self._tools,
             sampling=sampling,
-            header_extra=model.header_data(),
+            header_extra=_wire_settings(model),
         )
 
     def _announce(self, prompt_id: str) -> None:
@@ -349,3 +357,16 @@ def _limits_of(prompts: list[PromptRecord]) -> Limits | None:
         if prompt.limits:
             limits = Limits.model_validate(prompt.limits).over(limits)
     return limits
+
+
+def _wire_settings(model: ResolvedModel) -> dict[str, Any]:
+    """What the model's settings add to every request, for ``request/header``; what is the default is left out."""
+    settings = model.settings
+    extra: dict[str, Any] = {}
+    if not settings.stream:
+        extra["stream"] = False
+    if settings.extra_body:
+        extra["extra_body"] = settings.extra_body
+    if settings.reasoning_history != "tool_calls":
+        extra["reasoning_history"] = settings.reasoning_history
+    return extra

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from kimi_ray.agent.fold import PromptRecord
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
-from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.errors import AgentError, KimiRayError, as_error
@@ -29,8 +29,7 @@ from kimi_ray.settings import Checkpoint, Sampling
 class TurnConfig:
     """What the turn's requests are made with: a snapshot, so a switch of model takes effect in the next turn."""
 
-    provider_name: str
-    model: str
+    route: ModelRoute
     system: str | None
     tools: tuple[ToolSpec, ...]
     sampling: Sampling
@@ -156,11 +155,11 @@ class TurnLoop:
                 return {"kind": "completed"}
             step += 1
 
-    async def _ask(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> tuple[Any, int]:
+    async def _ask(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> tuple[Answer, int]:
         journal = self._journal
         messages = await journal.resolve(complete_tools(journal.log.messages()))
         request = ChatRequest(
-            model=config.model,
+            model=config.route.model,
             system=config.system,
             messages=messages,
             tools=config.tools,
@@ -179,13 +178,13 @@ class TurnLoop:
         self._progress.enter("model")
         began = self._meter.start_work(signal)
         try:
-            answer = await self._requester.ask(request, signal)
+            answer = await self._requester.ask(request, config.route, signal)
         finally:
             model_ms = self._meter.end_work(began)
         return answer, model_ms
 
     def _head(self, config: TurnConfig, request: ChatRequest) -> None:
-        header = describe_request(request, provider=config.provider_name) | config.header_extra
+        header = describe_request(request, provider=config.route.provider.name) | config.header_extra
         for key in ("system", "tools"):
             if key in header:
                 header[key] = self._journal.value(header[key])

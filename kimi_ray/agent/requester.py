@@ -27,6 +27,17 @@ COALESCED_CHUNK_S = 0.5
 RecordChunks = Literal["all", "coalesced", "none"]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """How a turn reaches its model: snapshotted with the turn, so that a switch takes effect in the next one."""
+
+    provider: ChatProvider
+    model: str
+    """The name on the wire."""
+    retry: RetryPolicy
+    record_chunks: RecordChunks
+
+
 @dataclass(slots=True)
 class Progress:
     """What a watcher may see of a running agent. ``moved`` is monotonic seconds of the last sign of life."""
@@ -63,31 +74,17 @@ class Requester:
 
     Args:
         journal: Where everything is written.
-        provider: The model server.
-        retry: When to try again.
-        record_chunks: Which stream chunks become events.
         rng: For the jitter.
         progress: Told of every sign of life.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        provider: ChatProvider,
-        retry: RetryPolicy,
-        record_chunks: RecordChunks,
-        rng: random.Random,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, journal: Journal, rng: random.Random, progress: Progress) -> None:
         self._journal = journal
-        self._provider = provider
-        self._retry = retry
-        self._record_chunks = record_chunks
         self._rng = rng
         self._progress = progress
         self._used_call_ids: set[str] | None = None
 
-    async def ask(self, request: ChatRequest, signal: TurnSignal) -> Answer:
+    async def ask(self, request: ChatRequest, route: ModelRoute, signal: TurnSignal) -> Answer:
         """Ask until an answer is complete, the attempts are used up, or the turn is stopped.
 
         1. The provider streams; chunks are recorded as the model's settings say.
@@ -101,7 +98,7 @@ class Requester:
         attempt = 0
         while True:
             attempt += 1
-            run = _Attempt(request, attempt)
+            run = _Attempt(request, route, attempt)
             try:
                 with signal.interruptible():
                     answer = await self._stream(run)
@@ -110,9 +107,9 @@ class Requester:
                     raise fault
             except ProviderError as error:
                 self._respond(run, answer=None, error=error)
-                delay_ms = self._retry.delay_ms(error, attempt, self._rng)
+                delay_ms = route.retry.delay_ms(error, attempt, self._rng)
                 if delay_ms is None:
-                    raise error.with_details(attempts=attempt)
+                    raise error.with_details(attempts=attempt) from None
                 self._journal.append(
                     "llm/retry",
                     {
@@ -120,7 +117,7 @@ class Requester:
                         "step": request.step,
                         "attempt": attempt,
                         "delay_ms": delay_ms,
-                        "max_attempts": self._retry.max_attempts,
+                        "max_attempts": route.retry.max_attempts,
                         "error": error.to_data(),
                     },
                 )
@@ -136,8 +133,8 @@ class Requester:
             return self._complete(run, answer)
 
     async def _stream(self, run: _Attempt) -> Assembled:
-        recorder = _ChunkRecorder(self._journal, run, self._record_chunks)
-        add, progress, stream = run.assembler.add, self._progress, self._provider.stream(run.request)
+        recorder = _ChunkRecorder(self._journal, run)
+        add, progress, stream = run.assembler.add, self._progress, run.route.provider.stream(run.request)
         try:
             async for chunk in stream:
                 add(chunk)
@@ -168,7 +165,7 @@ class Requester:
                 "id": new_message_id(),
                 "role": "assistant",
                 "content": content,
-                "source": {"kind": "model", "provider": self._provider.name, "model": request.model},
+                "source": {"kind": "model", "provider": run.route.provider.name, "model": request.model},
             },
             "attempt": run.attempt,
         }
@@ -210,7 +207,7 @@ class Requester:
                         "id": new_message_id(),
                         "role": "assistant",
                         "content": content,
-                        "source": {"kind": "model", "provider": self._provider.name, "model": request.model},
+                        "source": {"kind": "model", "provider": run.route.provider.name, "model": request.model},
                     },
                     "attempt": run.attempt,
                     "interrupted": True,
@@ -228,17 +225,17 @@ class Requester:
         if run.first_token is not None:
             timing["ttft_ms"] = round((run.first_token - run.began) * 1000)
         data: dict[str, Any] = {"turn": request.turn, "step": request.step, "attempt": run.attempt}
-        for key, value in (
-            ("response_id", meta.response_id),
-            ("served_model", meta.served_model),
-            ("fingerprint", meta.fingerprint),
-            ("finish_reason", answer.finish if answer is not None else None),
-            ("raw_finish_reason", answer.raw_finish if answer is not None else None),
-            ("http_status", meta.http_status or (error.details.get("status") if error is not None else None)),
-            ("request_id", meta.request_id or (error.details.get("request_id") if error is not None else None)),
-        ):
-            if value is not None:
-                data[key] = value
+        said = error.details if error is not None else {}
+        facts = {
+            "response_id": meta.response_id,
+            "served_model": meta.served_model,
+            "fingerprint": meta.fingerprint,
+            "finish_reason": answer.finish if answer is not None else None,
+            "raw_finish_reason": answer.raw_finish if answer is not None else None,
+            "http_status": meta.http_status or said.get("status"),
+            "request_id": meta.request_id or said.get("request_id"),
+        }
+        data |= {key: value for key, value in facts.items() if value is not None}
         usage = run.assembler.usage
         if usage is not None:
             data["usage"] = {key: value for key, value in usage.__dict__.items() if value is not None}
@@ -249,10 +246,11 @@ class Requester:
 
 
 class _Attempt:
-    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "request")
+    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "request", "route")
 
-    def __init__(self, request: ChatRequest, attempt: int) -> None:
+    def __init__(self, request: ChatRequest, route: ModelRoute, attempt: int) -> None:
         self.request = request
+        self.route = route
         self.attempt = attempt
         self.assembler = Assembler()
         self.began = time.monotonic()
@@ -267,10 +265,10 @@ class _ChunkRecorder:
     complete answer is not written, since the whole message follows at once.
     """
 
-    def __init__(self, journal: Journal, run: _Attempt, mode: RecordChunks) -> None:
+    def __init__(self, journal: Journal, run: _Attempt) -> None:
         self._journal = journal
         self._run = run
-        self._mode = mode
+        self._mode = run.route.record_chunks
         self._parts: list[str] = []
         self._size = 0
         self._since = run.began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -16,7 +17,7 @@ from kimi_ray.ids import new_message_id
 from kimi_ray.log import tool_message
 from kimi_ray.settings import Checkpoint
 from kimi_ray.tools.contract import Accesses, Environment, Tool, ToolContext, ToolOutput
-from kimi_ray.tools.scheduling import run_calls
+from kimi_ray.tools.scheduling import ScheduledCall, run_calls
 
 REFUSED = "This tool call was not started: {why}"
 EMPTY_OUTPUT = "(no output)"
@@ -63,10 +64,11 @@ class ToolRuns:
         """
         runs = [_Run(self, call, turn, step) for call in calls]
         await run_calls(
-            [run.accesses for run in runs],
-            body=lambda index: runs[index].body(signal),
+            [ScheduledCall(run.accesses, partial(run.body, signal)) for run in runs],
+            cancelled=signal.stopped,
+            on_start=lambda index: runs[index].start(),
             commit=lambda index, output: runs[index].commit(output),
-            stopped=signal.stopped,
+            root=self._environment.root,
         )
         for run in runs:
             if run.store_error is not None:
@@ -110,20 +112,16 @@ class ToolRuns:
         data: dict[str, Any] = {"turn": turn, "step": step, "message": message}
         if output.is_error:
             data["error"] = {"code": output.error_code or "tool.failed"}
-        for key, value in (
-            ("meta", meta),
-            ("queued_ms", queued_ms),
-            ("run_ms", run_ms),
-            ("exit_code", output.exit_code),
-        ):
-            if value is not None:
-                data[key] = value
+        facts = {"meta": meta, "queued_ms": queued_ms, "run_ms": run_ms, "exit_code": output.exit_code}
+        data |= {key: value for key, value in facts.items() if value is not None}
         sources = None if call_seq is None else [call_seq]
         self._journal.append("tool/result", data, surface="append", sources=sources)
 
     def _content(self, output: ToolOutput) -> list[dict[str, Any]]:
         if isinstance(output.content, str):
-            text = output.content.encode("utf-8", "replace").decode() if not output.content.isascii() else output.content
+            text = (
+                output.content.encode("utf-8", "replace").decode() if not output.content.isascii() else output.content
+            )
             blocks: list[dict[str, Any]] = [{"type": "text", "text": text or EMPTY_OUTPUT}]
         else:
             blocks = freeze(output.content)
@@ -204,8 +202,8 @@ class _Run:
         except Exception as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
             self._refusal = _exception_output(error)
 
-    async def body(self, signal: TurnSignal) -> ToolOutput:
-        """Write ``tool/call``, make it durable, run."""
+    def start(self) -> None:
+        """Write ``tool/call``."""
         journal = self._owner.journal
         self._began = time.monotonic()
         arguments = journal.value(self._call["arguments"], inline_bytes=16 << 10)
@@ -220,14 +218,19 @@ class _Run:
             },
         )
         self._call_seq = event.seq
+
+    async def body(self, signal: TurnSignal) -> ToolOutput:
+        """Make the call durable, then run it."""
         if self._refusal is not None or self._tool is None:
             return self._refusal or ToolOutput("unknown tool", is_error=True, error_code="tool.unknown")
         if self._owner.durable_before_body:
             try:
-                await journal.flush()
+                await self._owner.journal.flush()
             except KimiRayError as error:
                 self.store_error = error
-                return ToolOutput(REFUSED.format(why="the log could not be stored"), is_error=True, error_code=error.code)
+                return ToolOutput(
+                    REFUSED.format(why="the log could not be stored"), is_error=True, error_code=error.code
+                )
         if signal.fenced:
             return ToolOutput(REFUSED.format(why="another writer took over"), is_error=True, error_code="store.fenced")
         self._began = time.monotonic()

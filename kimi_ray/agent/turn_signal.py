@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from kimi_ray.errors import KimiRayError
 
 
-class TurnStopped(Exception):  # noqa: N818  control flow inside a turn, never seen outside
+class TurnStopped(Exception):
     """Raised inside a turn once its signal is set."""
 
 
@@ -46,7 +46,7 @@ class TurnSignal:
             raise TurnStopped
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Generator[None]:
         """A span in which ``stop`` cancels what the turn awaits.
 
         Raises:

@@ -34,7 +34,7 @@ class SessionEvent:
         self,
         seq: int,
         time: int,
-        type: str,  # noqa: A002  the envelope's own key
+        type: str,
         data: Any,
         surface: SurfaceOp | None,
         sources: tuple[int, ...] | None,
@@ -85,7 +85,7 @@ class SessionEvent:
 def envelope(
     seq: int,
     time: int,
-    type: str,  # noqa: A002
+    type: str,
     data: Any,
     surface: SurfaceOp | None,
     sources: tuple[int, ...] | None,
@@ -105,7 +105,7 @@ def envelope(
 def make_event(
     seq: int,
     time: int,
-    type: str,  # noqa: A002
+    type: str,
     data: Any,
     surface: SurfaceOp | None = None,
     sources: tuple[int, ...] | None = None,
@@ -180,7 +180,7 @@ def _surface_of(value: Any, seq: int) -> SurfaceOp:
         span = body.get("replace")
         if body.keys() == {"replace"} and isinstance(span, list):
             ends = cast("list[Any]", span)
-            if len(ends) == 2 and all(type(end) is int and end >= 0 for end in ends):  # noqa: PLR2004
+            if len(ends) == 2 and all(type(end) is int and end >= 0 for end in ends):
                 return FrozenDict(replace=FrozenList(ends))
     raise _bad('surface is "append" or {"replace": [start, end]}', seq)
 

@@ -7,6 +7,8 @@ keys, by ``type(x) is``; everything else is refused by name and place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
 from typing import Any, NoReturn, cast
 
 from pydantic_core import from_json, to_json
@@ -16,7 +18,6 @@ from kimi_ray.errors import LogError
 MAX_DEPTH = 64
 _INT_MIN = -(2**63)
 _INT_MAX = 2**63 - 1
-_INF = float("inf")
 
 
 class FrozenDict(dict[str, Any]):
@@ -81,7 +82,7 @@ def freeze(value: Any) -> Any:
     Raises:
         LogError: ``log.not_json`` naming the place and what was found.
     """
-    kind = type(value)
+    kind: type[object] = type(value)
     if kind is not dict and kind is not list and kind is not FrozenDict and kind is not FrozenList:
         _scalar(value, kind, None)
         return value
@@ -89,8 +90,8 @@ def freeze(value: Any) -> Any:
     # (source, target, path, depth); `ancestors` is kept exact by pushing a leave mark behind each container
     stack: list[tuple[Any, Any, tuple[Any, ...] | None, int]] = [(value, root, None, 1)]
     ancestors: set[int] = set()
-    put = dict.__setitem__
-    add = list.append
+    put: Callable[[Any, str, Any], None] = dict.__setitem__  # pyright: ignore[reportUnknownMemberType]
+    add: Callable[[Any, Any], None] = list.append  # pyright: ignore[reportUnknownMemberType]
     while stack:
         source, target, path, depth = stack.pop()
         if target is None:
@@ -140,7 +141,7 @@ def _scalar(value: Any, kind: type, path: tuple[Any, ...] | None) -> None:
         if not _INT_MIN <= value <= _INT_MAX:
             raise _refused("an int outside -2^63..2^63-1", _place(path))
     elif kind is float:
-        if value != value or value in (_INF, -_INF):
+        if not isfinite(value):
             raise _refused(f"the float {value}", _place(path))
         if value == 0.0 and str(value)[0] == "-":
             raise _refused("the float -0.0", _place(path))
@@ -182,7 +183,7 @@ def decode(line: bytes) -> Any:
 
 
 def _refuse_duplicates(line: bytes) -> None:
-    import json  # noqa: PLC0415  only for lines that we did not write
+    import json
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in found]

@@ -31,7 +31,6 @@ class EventLog:
 
     Memory grows with the surface, not with the age of the log: events that are not on the surface are handed to the
     observers (the write controller keeps them until they are durable) and then forgotten here.
-    
 
     Args:
         header: The log's header.
@@ -104,7 +103,7 @@ class EventLog:
 
     def append(
         self,
-        type: str,  # noqa: A002  the envelope's own key
+        type: str,
         data: dict[str, Any],
         *,
         surface: SurfaceOp | None = None,

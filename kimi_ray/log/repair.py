@@ -67,7 +67,7 @@ def interrupted_turn_closers(
         events: The log from its first event, as events or as envelope dicts.
         recovered_at: Epoch milliseconds; None takes the last event's time.
     """
-    from kimi_ray.events import event_from_data  # noqa: PLC0415  only for dict input
+    from kimi_ray.events import event_from_data
 
     order = Order()
     last: SessionEvent | None = None

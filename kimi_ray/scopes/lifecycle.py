@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dishka import AsyncContainer, BaseScope, Provider, make_async_container, new_scope
-from dishka.exceptions import DishkaError
+from dishka.exception_base import DishkaError
 
 from kimi_ray.errors import ConfigError
 

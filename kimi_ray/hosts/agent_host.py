@@ -1,0 +1,360 @@
+"""The agent host: an actor's content, holding many agents. The core of ``AgentActor``.
+
+Agents share the process, its event loop, one sender to each store shard, and the model connections; each has its own
+log, queue, scope and identity, and none can see another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from typing import Any
+
+from dishka import AsyncContainer
+
+from kimi_ray.agent.live_agent import LiveAgent
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.hosts.admission import Admission
+from kimi_ray.hosts.agent_services import (
+    AgentCallbacks,
+    AgentServices,
+    AppServices,
+    ModelPool,
+    OpenedLog,
+    SessionServices,
+    SessionView,
+)
+from kimi_ray.hosts.log_opening import LogOpener
+from kimi_ray.hosts.log_reading import LogReader
+from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
+from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.specs import Ack, EventPage, RunRequest, Submit
+from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.log import Message
+from kimi_ray.scopes import assemble
+from kimi_ray.store.seam import Stream
+from kimi_ray.version import __version__
+
+
+class AgentHost:
+    """Holds living agents.
+
+    Args:
+        name: The host's name.
+        cluster: Where it lives and how it reaches others.
+        config: The runtime's settings.
+    """
+
+    PORT: dict[str, Group] = {  # noqa: RUF012  a constant table
+        "run_many": "default",
+        "submit_many": "default",
+        "wait_any": "wait",
+        "read_events": "wait",
+        "cancel": "control",
+        "record": "control",
+        "messages": "control",
+        "set_model": "control",
+        "steer": "control",
+        "progress": "control",
+        "ping": "control",
+        "stats": "control",
+        "flush": "store",
+        "close_agents": "store",
+        "close": "control",
+    }
+
+    def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._config = config
+        self._app = assemble(
+            [AppServices(), SessionServices(), AgentServices()], {RuntimeConfig: config, Cluster: cluster}
+        )
+        self._sessions: dict[str, AsyncContainer] = {}
+        self._scopes: dict[Stream, AsyncContainer] = {}
+        self._agents: dict[Stream, LiveAgent] = {}
+        self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
+        self._releasing: set[Stream] = set()
+        self._outcomes = Outcomes()
+        self._admission = Admission()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Make the host's own services."""
+        self._store = await self._app.get(StoreCalls)
+        self._opener = LogOpener(self._cluster, self._store, self._config)
+        self._reader = LogReader(self._store)
+
+    async def close(self) -> None:
+        """Close every agent (cancelled, flushed, its grant given back), then the host's services."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.close_agents(list(self._agents), False)
+        await self._opener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for container in (*self._scopes.values(), *self._sessions.values(), self._app):
+            await container.close()
+
+    async def ping(self) -> dict[str, Any]:
+        """That it lives, and how much it holds."""
+        return {
+            "kind": "agents",
+            "name": self.name,
+            "agents": len(self._agents),
+            "sessions": [],
+            "streams": [tuple(stream) for stream in self._agents],
+            "node_id": self._cluster.node_id,
+            "pid": os.getpid(),
+        }
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of the host: agents, retained bytes, calls to the store."""
+        return {"agents": len(self._agents), **self._opener.stats()}
+
+    # Work
+
+    async def run_many(self, requests: list[RunRequest]) -> list[Ack]:
+        """Bring agents to life, each with its prompts; answers once every accepted prompt is durable.
+
+        One failing request is an error in its own answer. A request that was sent before is answered as before.
+        """
+        return list(await asyncio.gather(*(self._run_one(request) for request in requests)))
+
+    async def submit_many(self, submits: list[Submit]) -> list[Ack]:
+        """Give prompts to living agents, in the order in which each caller numbered them."""
+        return list(await asyncio.gather(*(self._submit_one(submit) for submit in submits)))
+
+    async def wait_any(self, waits: list[tuple[Stream, str]], timeout_s: float) -> list[Outcome]:
+        """The prompts among ``waits`` that have ended; waits for the first one, at most ``timeout_s``."""
+        ready: list[Outcome] = []
+        missing: list[tuple[Stream, str]] = []
+        for stream_data, prompt_id in waits:
+            stream = Stream(*stream_data)
+            outcome = self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
+            if outcome is not None:
+                ready.append(outcome)
+            else:
+                missing.append((stream, prompt_id))
+        return ready or await self._outcomes.wait(missing, timeout_s)
+
+    async def cancel(
+        self, stream: Stream, prompt_id: str | None, cause: str, limit: dict[str, Any] | None = None
+    ) -> list[str]:
+        """Cancel a prompt, or all of an agent; returns the ids that were hit. ``limit``: an error to end with."""
+        error = KimiRayError.from_data(limit) if limit is not None else None
+        return self._agent(stream).cancel(prompt_id, cause, limit=error)
+
+    async def steer(self, stream: Stream, prompt_ids: list[str]) -> None:
+        """Let queued prompts join the running turn."""
+        self._agent(stream).prompts.steer(prompt_ids)
+
+    async def set_model(self, stream: Stream, model: ResolvedModel) -> None:
+        """Another model from the next turn on."""
+        pool = await self._app.get(ModelPool)
+        self._agent(stream).set_model(model, pool.provider(model))
+
+    async def record(self, stream: Stream, entries: list[LogEntry]) -> int:
+        """Append the session's events to an agent's log; returns the next seq."""
+        return self._agent(stream).record(entries)
+
+    async def messages(self, stream: Stream, at: int | None = None) -> list[Message]:
+        """What the model would see now, blobs in place; ``at``: as it was when that seq was the next."""
+        agent = self._agent(stream)
+        if at is None or at >= agent.journal.log.next_seq:
+            return await agent.journal.resolve(agent.journal.log.messages())
+        await agent.journal.flush()
+        return await agent.journal.resolve(await self._reader.messages_at(agent.stream, at))
+
+    async def progress(self, streams: list[Stream]) -> list[AgentProgress]:
+        """Where agents stand; those that do not live here are left out."""
+        found = (self._agents.get(Stream(*stream)) for stream in streams)
+        return [agent.watch() for agent in found if agent is not None]
+
+    async def read_events(
+        self, stream: Stream, from_seq: int, max_events: int, max_bytes: int, wait_s: float
+    ) -> EventPage:
+        """Events from a cursor; waits up to ``wait_s`` for the first one. Also of a cold log of this home."""
+        agent = self._agents.get(Stream(*stream))
+        return await self._reader.read(Stream(*stream), agent, from_seq, max_events, max_bytes, wait_s)
+
+    async def flush(self, streams: list[Stream]) -> list[tuple[int, int]]:
+        """Make agents durable; returns each one's ``(next seq, epoch)``."""
+        agents = [self._agent(stream) for stream in streams]
+        positions = [(agent.journal.log.next_seq, agent.epoch) for agent in agents]
+        await asyncio.gather(*(agent.journal.flush() for agent in agents))
+        return positions
+
+    async def close_agents(self, streams: list[Stream], force: bool) -> list[Ack]:
+        """End agents: queued prompts cancelled, the running turn cancelled, flushed, the grant given back.
+
+        ``force`` gives up what cannot be made durable.
+        """
+        return list(await asyncio.gather(*(self._close_one(Stream(*stream), force) for stream in streams)))
+
+    # Bringing to life and letting go
+
+    async def _run_one(self, request: RunRequest) -> Ack:
+        stream = Stream(*request.agent.stream)
+        try:
+            agent = await self._activate(request.agent)
+            if request.release:
+                self._releasing.add(stream)
+            agent.submit(request.prompts)
+            await agent.journal.flush()
+        except Exception as error:  # noqa: BLE001  one agent's failure is its own answer
+            return Ack(stream, as_error(error).to_data())
+        return Ack(stream)
+
+    async def _submit_one(self, submit: Submit) -> Ack:
+        stream = Stream(*submit.stream)
+        try:
+            async with self._admission.turn(submit.caller, stream, submit.number):
+                agent = self._agent(stream)
+                agent.submit(submit.prompts)
+            await agent.journal.flush()
+        except KimiRayError as error:
+            return Ack(stream, error.to_data())
+        return Ack(stream)
+
+    async def _activate(self, spec: AgentSpec) -> LiveAgent:
+        stream = Stream(*spec.stream)
+        if self._closed:
+            raise AgentError(f"the host {self.name} is closing", code="agent.closed", retryable=True)
+        living = self._agents.get(stream)
+        if living is not None and living.failure is None:
+            return living
+        pending = self._opening.get(stream)
+        if pending is None:
+            pending = self._opening[stream] = asyncio.ensure_future(self._bring_to_life(spec))
+            pending.add_done_callback(lambda _done: self._opening.pop(stream, None))
+        return await asyncio.shield(pending)
+
+    async def _bring_to_life(self, spec: AgentSpec) -> LiveAgent:
+        stream = Stream(*spec.stream)
+        opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
+        callbacks = AgentCallbacks(
+            on_outcome=lambda prompt_id, outcome: self._outcomes.put((stream, prompt_id), outcome),
+            on_idle=lambda: self._idle(stream),
+        )
+        scope = await self._scope(spec, opened, callbacks)
+        try:
+            agent = await scope.get(LiveAgent)
+        except BaseException:
+            self._scopes.pop(stream, None)
+            await scope.close()
+            await self._opener.give_back(stream, force=True)
+            raise
+        self._agents[stream] = agent
+        journal = agent.journal
+        journal.append(
+            "runtime/activated",
+            {
+                "epoch": opened.epoch,
+                "node": self._cluster.node_id,
+                "host": self.name,
+                "pid": os.getpid(),
+                "versions": {"kimi_ray": __version__, "python": platform.python_version()},
+            },
+        )
+        bind = _bind_of(spec, agent)
+        if bind != journal.fold.bind:
+            journal.append("profile/bind", bind)
+        agent.revive()
+        return agent
+
+    async def _scope(self, spec: AgentSpec, opened: OpenedLog, callbacks: AgentCallbacks) -> AsyncContainer:
+        session_id = spec.stream.session_id
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = await self._app(
+                context={SessionView: SessionView(session_id)}
+            ).__aenter__()
+        scope = await session(context={AgentSpec: spec, OpenedLog: opened, AgentCallbacks: callbacks}).__aenter__()
+        self._scopes[spec.stream] = scope
+        return scope
+
+    async def _close_one(self, stream: Stream, force: bool) -> Ack:
+        agent = self._agents.get(stream)
+        if agent is None:
+            return Ack(stream)
+        try:
+            await agent.close()
+            await self._opener.give_back(agent.stream, force=force)
+        except KimiRayError as error:
+            if not force and error.code != "store.fenced":
+                return Ack(stream, error.to_data())
+        if self._agents.get(stream) is agent:
+            del self._agents[stream]
+            self._reader.forget(stream)
+            self._releasing.discard(stream)
+            scope = self._scopes.pop(stream, None)
+            if scope is not None:
+                await scope.close()
+            self._outcomes.drop(stream, self._gone(stream))
+        return Ack(stream)
+
+    def _idle(self, stream: Stream) -> None:
+        if stream in self._releasing:
+            self._spawn(self._close_one(stream, False))
+
+    def _fenced(self, stream: Stream) -> None:
+        agent = self._agents.pop(stream, None)
+        if agent is None:
+            return
+        agent.fence()
+        self._outcomes.drop(stream, agent.failure or self._gone(stream))
+        self._spawn(self._bury(stream, agent))
+
+    async def _bury(self, stream: Stream, agent: LiveAgent) -> None:
+        await agent.close()
+        await self._opener.give_back(stream, force=True)
+        scope = self._scopes.pop(stream, None)
+        if scope is not None:
+            await scope.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _agent(self, stream: Stream) -> LiveAgent:
+        agent = self._agents.get(Stream(*stream))
+        if agent is None:
+            raise self._gone(Stream(*stream))
+        return agent
+
+    def _gone(self, stream: Stream) -> AgentError:
+        return AgentError(
+            f"the agent {stream} does not live on {self.name}",
+            code="agent.not_found",
+            hint="ask its session where it lives now",
+            retryable=True,
+        )
+
+    def _ended(self, stream: Stream, prompt_id: str) -> Outcome | None:
+        agent = self._agents.get(stream)
+        if agent is None:
+            return failed_outcome(stream, prompt_id, self._gone(stream))
+        try:
+            return agent.outcome(prompt_id)
+        except AgentError as error:
+            return failed_outcome(stream, prompt_id, error)
+
+
+def _bind_of(spec: AgentSpec, agent: LiveAgent) -> dict[str, Any]:
+    """What ``profile/bind`` records of an activation: enough to bring the agent to life again."""
+    bind: dict[str, Any] = {"profile": spec.profile.said(), "model": spec.model.name}
+    if spec.sampling is not None:
+        bind["sampling"] = spec.sampling.said()
+    if spec.limits is not None:
+        bind["limits"] = spec.limits.said()
+    if spec.workdir is not None:
+        bind["workdir"] = spec.workdir.said() | {"prepared": agent.workdir_path, "created": agent.workdir_created}
+    return bind

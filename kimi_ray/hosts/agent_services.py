@@ -1,0 +1,270 @@
+"""What an agent is made of: the services of the Agent scope and those of the App scope that they need.
+
+One dishka provider each; constructors name what they need and the containers find it. A host builds the App container
+once, a Session container a session and an Agent container an activation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dishka import Provider, from_context, provide
+from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, prepare_workdir
+
+from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.live_agent import LiveAgent
+from kimi_ray.agent.loop import TurnLoop
+from kimi_ray.agent.prompts import Prompts
+from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.specs import AgentSpec, Outcome
+from kimi_ray.agent.tool_runs import ToolRuns
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.hosts.ports import Cluster
+from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.llm.chat import ChatProvider
+from kimi_ray.llm.models import ResolvedModel, build_provider
+from kimi_ray.log import EventLog
+from kimi_ray.scopes import LifecycleScope
+from kimi_ray.store.write_controller import WriteController
+from kimi_ray.tools.contract import Environment, Tool
+from kimi_ray.tools.local import LocalEnvironment
+from kimi_ray.tools.registry import select_tools
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """The session of the agents in a Session container of this host."""
+
+    session_id: str
+
+
+@dataclass(slots=True)
+class OpenedLog:
+    """A log under this host's grant, its events folded, its controller attached."""
+
+    log: EventLog
+    fold: AgentFold
+    controller: WriteController
+    epoch: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCallbacks:
+    """How an agent tells its host."""
+
+    on_outcome: Callable[[str, Outcome], None]
+    on_idle: Callable[[], None]
+
+
+class ModelPool:
+    """The providers of this process: one for all agents that reach a server in the same way."""
+
+    def __init__(self) -> None:
+        self._providers: dict[str, ChatProvider] = {}
+
+    def provider(self, model: ResolvedModel) -> ChatProvider:
+        """The provider for a model; built at first use."""
+        key = model.cache_key()
+        found = self._providers.get(key)
+        if found is None:
+            found = self._providers[key] = build_provider(model)
+        return found
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        providers, self._providers = list(self._providers.values()), {}
+        for provider in providers:
+            await provider.close()
+
+
+def workdirs_base(home_id: str) -> str:
+    """Where this node keeps private working directories of a runtime."""
+    return os.path.join(tempfile.gettempdir(), f"kimi-ray-{os.getuid()}", home_id, "workdirs")
+
+
+class AppServices(Provider):
+    """App scope: one of each in a host process."""
+
+    scope = LifecycleScope.APP
+
+    config = from_context(RuntimeConfig, scope=LifecycleScope.APP)
+    cluster = from_context(Cluster, scope=LifecycleScope.APP)
+
+    @provide
+    async def models(self) -> AsyncIterator[ModelPool]:
+        """The model servers."""
+        pool = ModelPool()
+        yield pool
+        await pool.close()
+
+    @provide
+    def store(self, cluster: Cluster, config: RuntimeConfig) -> StoreCalls:
+        """The way to the store."""
+        return StoreCalls(cluster, config.shards, config.store_timeout_s)
+
+
+class SessionServices(Provider):
+    """Session scope: what the agents of one session share on this host."""
+
+    scope = LifecycleScope.SESSION
+
+    view = from_context(SessionView, scope=LifecycleScope.SESSION)
+
+
+class AgentServices(Provider):
+    """Agent scope: one of each for an activation."""
+
+    scope = LifecycleScope.AGENT
+
+    spec = from_context(AgentSpec, scope=LifecycleScope.AGENT)
+    opened = from_context(OpenedLog, scope=LifecycleScope.AGENT)
+    callbacks = from_context(AgentCallbacks, scope=LifecycleScope.AGENT)
+
+    @provide
+    def progress(self) -> Progress:
+        """What a watcher sees."""
+        return Progress()
+
+    @provide
+    def journal(self, opened: OpenedLog, spec: AgentSpec, store: StoreCalls) -> Journal:
+        """The log and its fold."""
+
+        async def read_blob(digest: str) -> bytes:
+            return await store.read_blob(spec.stream.session_id, digest)
+
+        return Journal(opened.log, opened.fold, opened.controller, read_blob)
+
+    @provide
+    async def workdir(self, spec: AgentSpec, opened: OpenedLog, cluster: Cluster) -> AsyncIterator[PreparedWorkdir]:
+        """The working directory: made at the first activation, found again at a later one."""
+        bind: dict[str, Any] = opened.fold.bind or {}
+        bound: dict[str, Any] = bind.get("workdir") or {}
+        known = spec.workdir_path or bound.get("prepared")
+        if known is not None and spec.workdir is not None:
+            check_workdir(known)
+            workdir = PreparedWorkdir(path=known, kind=spec.workdir.kind, created=bool(bound.get("created")))
+        else:
+            name = f"{spec.stream.session_id}-{spec.stream.agent_id}-{spec.nonce[-8:]}"
+            workdir = await prepare_workdir(spec.workdir, base_dir=workdirs_base(cluster.home_id), name=name)
+        yield workdir
+        await workdir.release(keep=spec.keep_workdir)
+
+    @provide
+    async def environment(self, spec: AgentSpec, workdir: PreparedWorkdir) -> AsyncIterator[Environment]:
+        """The place where the tools work."""
+        environment = LocalEnvironment(workdir.path, denied_roots=spec.denied_paths)
+        yield environment
+        await environment.close()
+
+    @provide
+    def tools(self, spec: AgentSpec) -> list[Tool]:
+        """The agent's tools: the profile's names, among the built-in ones and the user's."""
+        return select_tools(spec.profile.tools, spec.user_tools)
+
+    @provide
+    def provider(self, spec: AgentSpec, pool: ModelPool) -> ChatProvider:
+        """The model server."""
+        return pool.provider(spec.model)
+
+    @provide
+    def prompts(self, journal: Journal) -> Prompts:
+        """The queue."""
+        return Prompts(journal)
+
+    @provide
+    def meter(self, spec: AgentSpec, journal: Journal) -> LimitMeter:
+        """The limits."""
+        return LimitMeter(spec.limits, journal.fold, spec.model.settings.price)
+
+    @provide
+    def requester(self, spec: AgentSpec, journal: Journal, progress: Progress) -> Requester:
+        """Asks the model."""
+        return Requester(journal, random.Random(spec.nonce), progress)
+
+    @provide
+    def tool_runs(
+        self,
+        spec: AgentSpec,
+        journal: Journal,
+        tools: list[Tool],
+        environment: Environment,
+        config: RuntimeConfig,
+    ) -> ToolRuns:
+        """Runs tool calls."""
+        return ToolRuns(
+            journal,
+            {tool.name: tool for tool in tools},
+            environment,
+            config.checkpoint,
+            session_id=spec.stream.session_id,
+            agent_id=spec.stream.agent_id,
+            item=spec.item,
+        )
+
+    @provide
+    def loop(
+        self,
+        spec: AgentSpec,
+        journal: Journal,
+        requester: Requester,
+        tool_runs: ToolRuns,
+        meter: LimitMeter,
+        config: RuntimeConfig,
+        progress: Progress,
+    ) -> TurnLoop:
+        """Runs turns."""
+        return TurnLoop(
+            journal,
+            requester,
+            tool_runs,
+            meter,
+            config.checkpoint,
+            progress,
+            session_id=spec.stream.session_id,
+            agent_id=spec.stream.agent_id,
+        )
+
+    @provide
+    def agent(
+        self,
+        spec: AgentSpec,
+        opened: OpenedLog,
+        journal: Journal,
+        prompts: Prompts,
+        loop: TurnLoop,
+        meter: LimitMeter,
+        provider: ChatProvider,
+        environment: Environment,
+        workdir: PreparedWorkdir,
+        tools: list[Tool],
+        progress: Progress,
+        cluster: Cluster,
+        callbacks: AgentCallbacks,
+    ) -> LiveAgent:
+        """The agent itself."""
+        agent = LiveAgent(
+            spec,
+            opened.epoch,
+            journal,
+            prompts,
+            loop,
+            meter,
+            provider,
+            environment,
+            tools,
+            progress,
+            on_outcome=callbacks.on_outcome,
+            on_idle=callbacks.on_idle,
+        )
+        agent.workdir_path = workdir.path
+        agent.workdir_created = workdir.created
+        agent.node_id = cluster.node_id
+        return agent

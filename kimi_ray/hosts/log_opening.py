@@ -1,0 +1,205 @@
+"""Opening logs for writing: grants, stored events, write controllers; and giving the grants back.
+
+Calls are coalesced: all logs that are opened (or closed) in one pass of the event loop travel in one call a shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.specs import AgentSpec
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.events import SessionEvent, parse_event, parse_header
+from kimi_ray.hosts.agent_services import OpenedLog
+from kimi_ray.hosts.ports import Cluster, store_name
+from kimi_ray.hosts.steady_calls import StoreCalls, shard_of
+from kimi_ray.log import EventLog
+from kimi_ray.store.host_budget import HostBudget
+from kimi_ray.store.seam import AppendResult, Batch, Stream, WriterGrant
+from kimi_ray.store.sender import Sender
+from kimi_ray.store.wire import pack_call
+from kimi_ray.store.write_controller import WriteController
+from kimi_ray.store.writer_settings import WriterSettings
+
+PAGE_EVENTS = 2_000
+
+
+class LogOpener:
+    """Opens and closes the logs of one host.
+
+    Args:
+        cluster: Where the store lives.
+        store: Calls to it.
+        config: Bounds and time-outs.
+    """
+
+    def __init__(self, cluster: Cluster, store: StoreCalls, config: RuntimeConfig) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._config = config
+        self._settings = WriterSettings(
+            write_window_ms=config.write_window_ms,
+            sync_interval_ms=config.sync_interval_ms,
+            store_timeout_s=config.store_timeout_s,
+            close_timeout_s=config.close_timeout_s,
+            log_max_bytes=config.log_bytes,
+            host_max_bytes=config.host_bytes,
+            batch_max_bytes=config.batch_bytes,
+            call_max_bytes=config.call_bytes,
+        )
+        self._budget = HostBudget(config.host_bytes)
+        self._senders: dict[int, Sender] = {}
+        self._open: dict[Stream, OpenedLog] = {}
+        self._grants = _Coalesced(store.open_writers)
+        self._returns = _Coalesced(store.close_writers)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters over all senders."""
+        total: dict[str, Any] = {"retained_bytes": self._budget.retained, "open_logs": len(self._open)}
+        for sender in self._senders.values():
+            for key in ("calls", "batches", "calls_lost"):
+                total[key] = total.get(key, 0) + sender.stats()[key]
+        return total
+
+    async def open(self, spec: AgentSpec, on_fenced: Callable[[KimiRayError], None]) -> OpenedLog:
+        """Take the grant and bring the log into memory.
+
+        A header for a log that exists already (an activation sent twice, or after a crash) opens that log.
+
+        Raises:
+            KimiRayError: ``store.*``, ``session.in_use``, ``log.*``.
+        """
+        stream = Stream(*spec.stream)
+        shard = shard_of(stream.session_id, self._config.shards)
+        is_new = spec.header is not None
+        try:
+            grant = await self._grant(shard, spec.header if spec.header is not None else stream, spec.nonce)
+        except KimiRayError as error:
+            if not is_new or error.code != "store.exists":
+                raise
+            grant = await self._grant(shard, stream, spec.nonce)
+            is_new = False
+        if is_new and grant.next_seq > 0:
+            is_new = False
+        if is_new:
+            fold, log = AgentFold(), EventLog(parse_header(spec.header), max_event_bytes=self._config.max_event_bytes)
+        else:
+            log, fold = await self._restore(stream, grant)
+        controller = WriteController(
+            stream,
+            epoch=grant.epoch,
+            nonce=spec.nonce,
+            first_seq=grant.next_seq,
+            sender=self._sender(shard),
+            settings=self._settings,
+            on_fenced=on_fenced,
+        )
+        log.observe(controller.enqueue)
+        opened = OpenedLog(log=log, fold=fold, controller=controller, epoch=grant.epoch, is_new=is_new)
+        self._open[stream] = opened
+        return opened
+
+    async def give_back(self, stream: Stream, *, force: bool) -> None:
+        """Make the log durable, detach its controller, close the grant.
+
+        Raises:
+            StoreError: the log is not durable (it stays open); with ``force`` what is left is discarded.
+        """
+        opened = self._open.get(stream)
+        if opened is None:
+            return
+        controller = opened.controller
+        fenced = controller.state in ("fenced", "failed")
+        await controller.close(0.0 if force else None, force=force or fenced)
+        self._open.pop(stream, None)
+        if fenced or opened.log.next_seq == 0:
+            return
+        shard = shard_of(stream.session_id, self._config.shards)
+        failed = await self._returns.add(shard, (stream, opened.epoch, controller.nonce))
+        if isinstance(failed, dict) and not force:
+            error = error_from_data(cast("dict[str, Any]", failed))
+            if error.code != "store.fenced":
+                raise error
+
+    async def close(self) -> None:
+        """Stop the senders; what is not durable was named by ``give_back``."""
+        for sender in self._senders.values():
+            await sender.close(0.0, force=True)
+
+    async def _grant(self, shard: int, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+        answer = await self._grants.add(shard, (target, nonce))
+        if isinstance(answer, dict):
+            raise error_from_data(cast("dict[str, Any]", answer))
+        return answer
+
+    async def _restore(self, stream: Stream, grant: WriterGrant) -> tuple[EventLog, AgentFold]:
+        view = await self._store.inspect(stream)
+        header = parse_header(view.header)
+        fold = AgentFold()
+        events: list[SessionEvent] = []
+        seq = 0
+        while seq < grant.next_seq:
+            page = await self._store.read_from(stream, seq, PAGE_EVENTS)
+            if not page.lines:
+                raise KimiRayError(f"{stream} has no event {seq}", code="store.corrupt", details={"seq": seq})
+            for line in page.lines:
+                event = parse_event(line, at=seq)
+                fold.apply(event)
+                events.append(event)
+                seq += 1
+        return EventLog.restore(header, events, max_event_bytes=self._config.max_event_bytes), fold
+
+    def _sender(self, shard: int) -> Sender:
+        sender = self._senders.get(shard)
+        if sender is None:
+            peer = self._cluster.peer(store_name(self._cluster.home_id, shard))
+            timeout_s = self._settings.call_timeout_s
+
+            async def transport(batches: list[Batch], sync: bool) -> list[AppendResult]:
+                return await peer.call("append", pack_call(batches, sync=sync), timeout_s=timeout_s, group="store")
+
+            async def transport_blobs(blobs: Any) -> None:
+                await peer.call("put_blobs", dict(blobs), timeout_s=timeout_s, group="store")
+
+            sender = self._senders[shard] = Sender(
+                transport, transport_blobs, settings=self._settings, budget=self._budget
+            )
+        return sender
+
+
+class _Coalesced:
+    """Gathers what is asked in one pass of the loop into one call a shard."""
+
+    def __init__(self, call: Callable[[int, list[Any]], Awaitable[list[Any]]]) -> None:
+        self._call = call
+        self._asked: dict[int, list[tuple[Any, asyncio.Future[Any]]]] = defaultdict(list)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def add(self, shard: int, what: Any) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asked = self._asked[shard]
+        asked.append((what, future))
+        if len(asked) == 1:
+            task = asyncio.get_running_loop().create_task(self._send(shard))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    async def _send(self, shard: int) -> None:
+        await asyncio.sleep(0)
+        asked = self._asked.pop(shard)
+        try:
+            answers = await self._call(shard, [what for what, _ in asked])
+        except KimiRayError as error:
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(asked, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
