@@ -20,12 +20,12 @@ from kimi_ray.settings import Item, Workdir
 Prompt = str | Callable[[Item], str]
 """A template, or a function of the item."""
 
-_PLACEHOLDER = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
+_PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
 
 
 def placeholders(template: str) -> tuple[str, ...]:
     """The columns that a template names, in order, repeats included."""
-    return tuple(_PLACEHOLDER.findall(template))
+    return tuple(name for found in _PLACEHOLDER.findall(template) if (name := found.strip()))
 
 
 def fill(template: str, item: RunItem, *, where: str = "the prompt") -> str:
@@ -37,7 +37,9 @@ def fill(template: str, item: RunItem, *, where: str = "the prompt") -> str:
     columns = item.columns
 
     def value(found: re.Match[str]) -> str:
-        name = found[1]
+        name = found[1].strip()
+        if not name:
+            return found[0]
         if name in columns:
             return as_text(columns[name])
         if name == BARE_COLUMN:
