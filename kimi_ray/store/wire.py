@@ -47,8 +47,6 @@ def unpack_call(call: AppendCall) -> list[Batch]:
     for session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events in call.batches:
         end = start + sum(row_bytes)
         events = row_events or (1,) * len(row_bytes)
-        batches.append(
-            Batch(Stream(session_id, agent_id), epoch, nonce, first_seq, view[start:end], row_bytes, events)
-        )
+        batches.append(Batch(Stream(session_id, agent_id), epoch, nonce, first_seq, view[start:end], row_bytes, events))
         start = end
     return batches

@@ -1,0 +1,62 @@
+"""Making logs durable: from a host's write controller to bytes on a disk that survive its crash. No Ray in here.
+
+The seam (``seam.py``) says what every backend promises; ``tests/conformance/store_contract.py`` holds one to it.
+
+- at a host: ``write_controller`` and ``sender`` cut, retain and send batches; ``wire`` is the call;
+- in the store process: ``persistence`` (lazy opening, bounded queue) around ``jsonl``, which joins ``claims`` over
+  ``owners`` (which process may write a session), ``stream_table`` over ``stream_log`` (one stream's grant and bytes),
+  ``commit`` (group commit), ``documents``, ``blobs``, ``removal``, ``identity``;
+- the format: ``batch_rows`` (framing), ``log_scan`` (the Tail rule), ``log_read`` (pages), ``log_files`` (creation and
+  repair), ``recovery`` (first touch), ``survey`` and ``verify``;
+- for readers: ``open.open_store``;
+- under all of it: ``fs``, the only module that touches files, and ``faults``, which breaks them for tests.
+
+What may enter: code that makes events durable or reads them back. It treats an event as bytes.
+"""
+
+from kimi_ray.store.fs import Fs, RealFs
+from kimi_ray.store.jsonl import JsonlStore
+from kimi_ray.store.open import ReadStore, open_store
+from kimi_ray.store.persistence import PersistenceService, open_store_for_writing
+from kimi_ray.store.seam import (
+    AppendResult,
+    Batch,
+    Document,
+    ListedLog,
+    LogView,
+    Page,
+    SessionGrant,
+    Store,
+    StoreIdentity,
+    StoreOptions,
+    Stream,
+    WriterGrant,
+)
+from kimi_ray.store.verify import VerifyReport
+from kimi_ray.store.wire import AppendCall, pack_call, unpack_call
+
+__all__ = [
+    "AppendCall",
+    "AppendResult",
+    "Batch",
+    "Document",
+    "Fs",
+    "JsonlStore",
+    "ListedLog",
+    "LogView",
+    "Page",
+    "PersistenceService",
+    "ReadStore",
+    "RealFs",
+    "SessionGrant",
+    "Store",
+    "StoreIdentity",
+    "StoreOptions",
+    "Stream",
+    "VerifyReport",
+    "WriterGrant",
+    "open_store",
+    "open_store_for_writing",
+    "pack_call",
+    "unpack_call",
+]

@@ -1,0 +1,97 @@
+"""Session documents: ``state.json``, replaced atomically, with its revision inside the file."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+
+from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.ids import new_ulid
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.fs import Fs, io_errors, read_file, replace_file
+from kimi_ray.store.layout import DOCUMENT_NAME, Layout
+from kimi_ray.store.owners import io_errors_but_missing
+from kimi_ray.store.seam import Document
+
+REVISION = "revision"
+
+
+class Documents:
+    """The documents of one home. Blocking; the caller holds the session's claim when it writes."""
+
+    def __init__(self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool) -> None:
+        self._fs = fs
+        self._layout = layout
+        self._directories = directories
+        self._durable = durable
+
+    def read(self, session_id: str) -> Document | None:
+        """The document of a session, or None.
+
+        Raises:
+            StoreError: ``store.corrupt``.
+        """
+        directory = self._layout.session_dir(session_id)
+        return None if directory is None else self._read(directory, session_id)
+
+    def _read(self, directory: str, session_id: str) -> Document | None:
+        path = f"{directory}/{DOCUMENT_NAME}"
+        try:
+            with io_errors_but_missing(path):
+                data = read_file(self._fs, path)
+        except FileNotFoundError:
+            return None
+        workspace_id = directory.rsplit("/", 2)[-2]
+        try:
+            value: Any = from_json(data)
+            facts = cast("dict[str, Any]", value)
+            revision = facts.pop(REVISION)
+            if not isinstance(revision, int):
+                raise TypeError("its revision is not a number")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{path} is damaged: {error}",
+                code="store.corrupt",
+                hint="restore the file from a backup; the logs beside it are not affected",
+                details={"file": path, "offset": 0, "seq": -1},
+            ) from error
+        return Document(session_id, workspace_id, revision, facts)
+
+    def list(self) -> list[Document]:
+        """All documents; a damaged one has ``value={"error": ...}`` and revision -1."""
+        found: list[Document] = []
+        for workspace_id, session_id in self._layout.all_sessions():
+            directory = f"{self._layout.sessions}/{workspace_id}/{session_id}"
+            try:
+                document = self._read(directory, session_id)
+            except KimiRayError as error:
+                document = Document(session_id, workspace_id, -1, {"error": error.to_data()})
+            if document is not None:
+                found.append(document)
+        return found
+
+    def write(self, session_id: str, value: dict[str, Any], *, revision: int) -> int:
+        """Replace the document if it still has ``revision`` (0: there is none); returns the new revision.
+
+        Raises:
+            StoreError: ``store.conflict`` {revision}, ``store.not_found``, and what a file call gives.
+        """
+        directory = self._layout.require_session_dir(session_id)
+        present = self._read(directory, session_id)
+        stored = 0 if present is None else present.revision
+        if stored != revision:
+            raise StoreError(
+                f"the document of session {session_id} is at revision {stored}, not {revision}",
+                code="store.conflict",
+                hint="read it again, apply the change to what it says now, and write that",
+                details={"session_id": session_id, "revision": stored, "expected": revision},
+                retryable=True,
+            )
+        data = to_json({REVISION: stored + 1, **{key: item for key, item in value.items() if key != REVISION}})
+        path = f"{directory}/{DOCUMENT_NAME}"
+        with io_errors(path):
+            self._directories.ensure(directory)
+            replace_file(self._fs, path, data + b"\n", sync=self._durable, unique=new_ulid())
+            self._directories.sync(directory)
+        return stored + 1

@@ -1,0 +1,357 @@
+"""The plain JSONL store: one file a log, one file a document, nothing else to run.
+
+``JsonlStore`` is the seam's ``Store``. It only joins the parts: claims, streams, commits, documents, blobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.ids import new_ulid
+from kimi_ray.ids import workspace_id as workspace_id_of
+from kimi_ray.store.blobs import Blobs
+from kimi_ray.store.claims import SESSION, Claims
+from kimi_ray.store.commit import Committer, SyncStrategy
+from kimi_ray.store.descriptors import Descriptors
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.documents import Documents
+from kimi_ray.store.fs import Fs, RealFs
+from kimi_ray.store.identity import open_identity
+from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
+from kimi_ray.store.layout import NO_WORKSPACE, Layout
+from kimi_ray.store.owners import Owner, Owners
+from kimi_ray.store.recovery import check_not_removed, touch
+from kimi_ray.store.removal import finish_removals, remove_session
+from kimi_ray.store.seam import (
+    AppendResult,
+    Batch,
+    Document,
+    ListedLog,
+    LogView,
+    Page,
+    SessionGrant,
+    StoreIdentity,
+    StoreOptions,
+    Stream,
+    WriterGrant,
+)
+from kimi_ray.store.stream_log import LogTools, StreamLog
+from kimi_ray.store.stream_table import StreamTable
+from kimi_ray.store.survey import closer_rows
+
+R = TypeVar("R")
+_IO_THREADS = 16
+
+
+class JsonlStore:
+    """A store process's access to one home. Build it with ``open``; it lives on the event loop it was opened on."""
+
+    def __init__(
+        self, fs: Fs, home: str, identity: StoreIdentity, options: StoreOptions, strategy: SyncStrategy | None = None
+    ) -> None:
+        """Use ``open``, which checks the home first."""
+        durable = options.durability == "disk"
+        boot = str(options.extra.get("boot_id") or boot_id())
+        self._identity = identity
+        self._fs = fs
+        self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store-io")
+        self._layout = Layout(fs, home)
+        self._directories = Directories(fs, home, durable=durable)
+        self._tools = LogTools(fs, self._directories, Descriptors(fs), options.durability, boot)
+        self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
+        self._claims = Claims(self._owners, options.claim_timeout_s)
+        self._streams = StreamTable(self._tools, self._layout, self._claims, self._io)
+        interval_ms = float(options.extra.get("sync_interval_ms", 1000))
+        self._commits = Committer(strategy=strategy, sync_interval_s=interval_ms / 1000)
+        self._documents = Documents(fs, self._layout, self._directories, durable=durable)
+        self._blobs = Blobs(fs, self._layout, self._directories, durable=durable)
+        self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot)
+        self._document_locks: dict[str, asyncio.Lock] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, home: str, options: StoreOptions, *, fs: Fs | None = None, strategy: SyncStrategy | None = None
+    ) -> JsonlStore:
+        """Open the store in ``home``, creating it when there is none.
+
+        Raises:
+            StoreError: as ``identity.open_identity``.
+        """
+        files = fs if fs is not None else RealFs()
+        home = os.path.abspath(home)
+
+        def prepare() -> StoreIdentity:
+            identity = open_identity(files, home, options)
+            finish_removals(Layout(files, home))
+            return identity
+
+        return cls(files, home, await asyncio.to_thread(prepare), options, strategy)
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """``store.json``."""
+        return self._identity
+
+    async def _run(self, work: Callable[..., R], *args: Any) -> R:
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed", code="store.closed")
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    async def open_session(self, session_id: str, nonce: str, *, workspace_id: str | None = None) -> SessionGrant:
+        """See ``Store.open_session``."""
+
+        def place() -> None:
+            check_not_removed(self._layout, session_id)
+            if workspace_id is None:
+                self._layout.require_session_dir(session_id)
+            else:
+                self._layout.place(session_id, workspace_id)
+
+        await self._run(place)
+        owner = await self._claims.claim(session_id, nonce, SESSION)
+        document = await self._run(self._documents.read, session_id)
+        return SessionGrant(owner.grant, 0 if document is None else document.revision)
+
+    async def close_session(self, session_id: str, nonce: str) -> None:
+        """See ``Store.close_session``."""
+        self._check_open()
+        held = self._owners.held.get(session_id)
+        if held is not None and held.nonce == nonce:
+            self._streams.drop_session(session_id, removed=False)
+            await self._claims.close_session(session_id, nonce)
+            self._layout.forget(session_id)
+
+    async def write_document(
+        self, session_id: str, value: dict[str, Any], *, grant: int, nonce: str, revision: int
+    ) -> int:
+        """See ``Store.write_document``."""
+        await self._run(check_not_removed, self._layout, session_id)
+        lock = self._document_locks.setdefault(session_id, asyncio.Lock())
+        try:
+            async with lock:
+                owner = await self._claims.claim(session_id, None, SESSION)
+                if (owner.grant, owner.nonce) != (grant, nonce):
+                    raise _session_fenced(session_id, grant, owner)
+                return await self._run(lambda: self._documents.write(session_id, value, revision=revision))
+        finally:
+            if not lock.locked():
+                self._document_locks.pop(session_id, None)
+
+    async def remove(self, session_id: str) -> None:
+        """See ``Store.remove``. Removing a removed session finishes what is left of it."""
+        async with self._claims.holding(session_id):
+            self._streams.drop_session(session_id, removed=True)
+            await self._run(remove_session, self._layout, self._directories, session_id)
+            owner = self._owners.held.get(session_id)
+            if owner is not None:
+                await self._claims.close_session(session_id, owner.nonce)
+
+    # -- writing logs ------------------------------------------------------------------------------------------------
+
+    async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+        """See ``Store.open_writer``."""
+        self._check_open()
+        if isinstance(target, Stream):
+            log = await self._streams.load(target)
+        else:
+            log = await self._create(target, nonce)
+        await self._run(log.grant, nonce)
+        return WriterGrant(log.epoch, log.next_seq)
+
+    async def _create(self, header: dict[str, Any], nonce: str) -> StreamLog:
+        stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
+        cwd = header.get("cwd")
+        workspace = workspace_id_of(cwd) if isinstance(cwd, str) else NO_WORKSPACE
+
+        def make() -> StreamLog:
+            check_not_removed(self._layout, stream.session_id)
+            directory = self._layout.place(stream.session_id, workspace)
+            self._layout.check_new_agent(stream, directory)
+            try:
+                return touch(self._tools, self._layout, stream)
+            except StoreError as error:
+                if error.code != "store.not_found":
+                    raise
+            return StreamLog(self._tools, stream, f"{directory}/agents/{stream.agent_id}", header)
+
+        log = await self._streams.create(stream, make)
+        if log.born and log.nonce != nonce:
+            if log.closed:
+                await self._streams.drop(stream)
+            raise StoreError(
+                f"{stream} exists already",
+                code="store.exists",
+                hint="open the existing log by its stream",
+                details={"stream": list(stream)},
+            )
+        return log
+
+    async def append(self, batches: list[Batch], *, sync: bool) -> list[AppendResult]:
+        """See ``Store.append``."""
+        self._check_open()
+        logs: list[StreamLog | KimiRayError | None] = [self._streams.get(batch.stream) for batch in batches]
+        if None in logs:
+            missing = list({batch.stream for batch, log in zip(batches, logs, strict=True) if log is None})
+            found = dict(zip(missing, await asyncio.gather(*map(self._for_append, missing)), strict=True))
+            logs = [log or found[batch.stream] for batch, log in zip(batches, logs, strict=True)]
+        return await self._commits.append(batches, [log for log in logs if log is not None], sync=sync)
+
+    async def _for_append(self, stream: Stream) -> StreamLog | KimiRayError:
+        """A stream that is not loaded: after a restart of the store the log itself says whose grant is the newest."""
+        try:
+            log = await self._streams.load(stream)
+        except KimiRayError as error:
+            if error.code == "store.not_found":
+                error.hint = "nothing of this log was stored; open the writer again with its header and the same nonce"
+            return error
+        if log.closed:
+            await self._streams.drop(stream)
+        return log
+
+    async def close_writer(self, stream: Stream, epoch: int, nonce: str) -> None:
+        """See ``Store.close_writer``."""
+        self._check_open()
+        try:
+            log = await self._streams.load(stream)
+        except StoreError as error:
+            if error.code in ("store.not_found", "store.deleted"):
+                return
+            raise
+        await self._run(log.close, epoch, nonce)
+        if log.closed:
+            await self._streams.drop(stream)
+
+    async def load(self, stream: Stream, *, is_live: bool | None = None) -> LogView:
+        """See ``Store.load``."""
+        self._check_open()
+        log = self._streams.get(stream)
+        if log is not None and log.granted_here and not log.closed:
+            view = await self.inspect(stream)
+            if view.closers:
+                raise _turn_open(stream, view)
+            return view
+        async with self._claims.holding(stream.session_id):
+            found = await self._run(self._reader.survey, stream, None)
+            view = await self._run(found.view)
+            unknown = found.epoch is not None and not found.closed
+            if view.closers and unknown and is_live is not False:
+                raise _turn_open(stream, view)
+            if not view.closers and not found.tail.size:
+                return view
+            log = await self._streams.load(stream)
+            if view.closers:
+                nonce = new_ulid()
+                await self._run(log.grant, nonce)
+                rows = closer_rows(view.closers)
+                batch = Batch(
+                    stream, log.epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows)
+                )
+                error = (await self._run(log.write, [batch]))[0]
+                if error is not None:
+                    raise error
+                await self._run(log.close, log.epoch, nonce)
+            epoch = log.epoch
+            if log.closed:
+                await self._streams.drop(stream)
+            return LogView(view.header, view.next_seq, epoch, view.closers, view.cut, view.torn_bytes)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def inspect(self, stream: Stream) -> LogView:
+        """See ``Store.inspect``."""
+        found = await self._run(self._reader.survey, stream, self._streams.get(stream))
+        return await self._run(found.view)
+
+    async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
+        """See ``Store.read_from``."""
+        log = self._streams.get(stream)
+        return await self._run(self._reader.read_from, stream, seq, limit, max_bytes, log)
+
+    async def list_logs(self, *, session_id: str | None = None) -> list[ListedLog]:
+        """See ``Store.list_logs``."""
+        return await self._run(self._reader.list_logs, session_id)
+
+    async def locate(self, stream: Stream) -> str | None:
+        """See ``Store.locate``."""
+        return await self._run(self._reader.locate, stream)
+
+    async def read_raw(self, stream: Stream) -> bytes:
+        """See ``Store.read_raw``."""
+        return await self._run(self._reader.read_raw, stream)
+
+    async def verify(self, stream: Stream) -> dict[str, Any]:
+        """Check every row of a log; see ``verify.verify_log``."""
+        return (await self._run(self._reader.verify, stream, self._streams.get(stream))).to_data()
+
+    async def read_document(self, session_id: str) -> Document | None:
+        """See ``Store.read_document``."""
+        return await self._run(self._reader.read_document, session_id)
+
+    async def list_documents(self) -> list[Document]:
+        """See ``Store.list_documents``."""
+        return await self._run(self._documents.list)
+
+    async def has_blob(self, digest: str) -> bool:
+        """See ``Store.has_blob``."""
+        return await self._run(self._blobs.has, digest)
+
+    async def put_blobs(self, blobs: dict[str, bytes]) -> None:
+        """See ``Store.put_blobs``."""
+        await asyncio.gather(*(self._run(self._blobs.put, digest, content) for digest, content in blobs.items()))
+
+    async def read_blob(self, digest: str) -> bytes:
+        """See ``Store.read_blob``."""
+        return await self._run(self._blobs.read, digest)
+
+    async def stats(self) -> dict[str, Any]:
+        """See ``Store.stats``."""
+        commits = self._commits
+        return {
+            "commits": commits.commits,
+            "syncs": commits.syncs,
+            "events": commits.events,
+            "bytes": commits.bytes,
+            "queue_bytes": commits.queued_bytes,
+            "streams": len(self._streams),
+            "sessions": len(self._owners.held),
+        }
+
+    async def close(self) -> None:
+        """See ``Store.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commits.close()
+        await asyncio.to_thread(self._io.shutdown, wait=True)
+        self._tools.descriptors.close()
+        await self._claims.close()
+
+
+def _session_fenced(session_id: str, grant: int, owner: Owner) -> StoreError:
+    return StoreError(
+        f"the claim {grant} of session {session_id} is not the newest",
+        code="store.fenced",
+        hint="another host has this session now; stop, and open it again if it is yours",
+        details={"session_id": session_id, "grant": grant, "newest": owner.grant},
+    )
+
+
+def _turn_open(stream: Stream, view: LogView) -> StoreError:
+    return StoreError(
+        f"{stream} has an open turn, and its writer may be alive",
+        code="log.turn_open",
+        hint="wait until the turn has ended, or inspect the log instead",
+        details={"stream": list(stream), "next_seq": view.cut, "epoch": view.epoch},
+        retryable=True,
+    )

@@ -1,0 +1,140 @@
+"""Everything that only reads a JSONL home: beside a live writer, without a claim, without writing a byte."""
+
+from __future__ import annotations
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.store.blobs import Blobs
+from kimi_ray.store.documents import Documents
+from kimi_ray.store.fs import Fs, io_errors, names_in
+from kimi_ray.store.layout import LOG_NAME, Layout, not_found
+from kimi_ray.store.log_files import open_log
+from kimi_ray.store.log_read import read_header_line, read_page
+from kimi_ray.store.log_scan import parse_header
+from kimi_ray.store.recovery import check_not_removed
+from kimi_ray.store.seam import Document, ListedLog, Page, Stream
+from kimi_ray.store.stream_log import StreamLog
+from kimi_ray.store.survey import Survey, survey
+from kimi_ray.store.verify import VerifyReport, verify_log
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot: while it is the same, nothing written was lost by a power cut. Empty if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class JsonlReader:
+    """Blocking reads of one home. Where the process also writes, the ``StreamLog`` says how far its log is written."""
+
+    def __init__(self, fs: Fs, layout: Layout, documents: Documents, blobs: Blobs, boot: str) -> None:
+        self._fs = fs
+        self._layout = layout
+        self._documents = documents
+        self._blobs = blobs
+        self._boot = boot
+
+    def _directory(self, stream: Stream) -> str:
+        check_not_removed(self._layout, stream.session_id)
+        directory = self._layout.agent_dir(stream)
+        if directory is None:
+            raise not_found(stream)
+        return directory
+
+    def survey(self, stream: Stream, log: StreamLog | None) -> Survey:
+        """All of a log, verified; see ``survey.survey``."""
+        directory = self._directory(stream)
+        with io_errors(directory):
+            return survey(self._fs, directory, stream, self._boot, size=_written(log)[0])
+
+    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, log: StreamLog | None) -> Page:
+        """See ``Store.read_from``."""
+        directory = self._directory(stream)
+        size, next_seq, epoch = _written(log)
+        with io_errors(directory):
+            try:
+                source = open_log(self._fs, directory, size=size)
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_found(stream) from None
+            with source:
+                page = read_page(source, seq, limit, max_bytes, next_seq=next_seq, epoch=epoch)
+        if page is None:
+            raise not_found(stream)
+        return page
+
+    def verify(self, stream: Stream, log: StreamLog | None) -> VerifyReport:
+        """See ``verify.verify_log``."""
+        directory = self._directory(stream)
+        with io_errors(directory):
+            return verify_log(self._fs, directory, stream, self._boot, size=_written(log)[0])
+
+    def list_logs(self, session_id: str | None) -> list[ListedLog]:
+        """See ``Store.list_logs``."""
+        if session_id is None:
+            sessions = self._layout.all_sessions()
+        else:
+            directory = self._layout.session_dir(session_id)
+            sessions = [] if directory is None else [(directory.rsplit("/", 2)[-2], session_id)]
+        found: list[ListedLog] = []
+        for workspace, session in sessions:
+            agents = f"{self._layout.sessions}/{workspace}/{session}/agents"
+            for agent in names_in(self._fs, agents):
+                row = self._listed(Stream(session, agent), f"{agents}/{agent}")
+                if row is not None:
+                    found.append(row)
+        return found
+
+    def _listed(self, stream: Stream, directory: str) -> ListedLog | None:
+        path = f"{directory}/{LOG_NAME}"
+        try:
+            with io_errors(path):
+                try:
+                    source = open_log(self._fs, directory)
+                except FileNotFoundError:
+                    return None
+                with source:
+                    line = read_header_line(source)
+            if line is None:
+                raise not_found(stream).with_details(unborn=True)
+            return ListedLog(stream, parse_header(line, path), path)
+        except KimiRayError as error:
+            return ListedLog(stream, None, path, error.to_data())
+
+    def locate(self, stream: Stream) -> str | None:
+        """See ``Store.locate``."""
+        directory = self._layout.agent_dir(stream)
+        return None if directory is None else f"{directory}/{LOG_NAME}"
+
+    def read_raw(self, stream: Stream) -> bytes:
+        """See ``Store.read_raw``."""
+        directory = self._directory(stream)
+        with io_errors(directory):
+            try:
+                source = open_log(self._fs, directory)
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_found(stream) from None
+            with source:
+                return source.read(0, source.size)
+
+    def read_document(self, session_id: str) -> Document | None:
+        """See ``Store.read_document``."""
+        check_not_removed(self._layout, session_id)
+        return self._documents.read(session_id)
+
+    def list_documents(self) -> list[Document]:
+        """See ``Store.list_documents``."""
+        return self._documents.list()
+
+    def read_blob(self, digest: str) -> bytes:
+        """See ``Store.read_blob``."""
+        return self._blobs.read(digest)
+
+
+def _written(log: StreamLog | None) -> tuple[int | None, int | None, int]:
+    """How far a loaded log is written: size, next seq, epoch."""
+    if log is None or not log.born:
+        return None, None, 0
+    with log.lock:
+        return log.size, log.next_seq, log.epoch

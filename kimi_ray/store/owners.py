@@ -1,0 +1,300 @@
+"""Which process may write a session.
+
+A store process holds ``flock`` on ``<home>/writers/<ulid>.lock`` for life; a session's owner file names that ulid. If
+the lock of the present owner is held, the session is in use; if it is free the kernel says that the process is dead,
+and its sessions may be taken over. pid, host and boot id in the lock file are for messages only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+
+from kimi_ray.errors import StoreError
+from kimi_ray.ids import new_ulid
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.fs import Fs, io_errors, names_in, pwrite_all, read_file, replace_file
+from kimi_ray.store.layout import Layout
+
+_CLAIM_LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An owner file. ``writer`` is empty when a claim was given back but its grant stays known."""
+
+    writer: str
+    grant: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A writer lock whose process is dead and which no session names: ``doctor`` shows and removes it."""
+
+    writer: str
+    path: str
+    facts: dict[str, Any]
+
+
+class Owners:
+    """The claims of one store process. Thread-safe and blocking; it writes nothing before the first claim."""
+
+    def __init__(self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool, boot: str) -> None:
+        self._fs = fs
+        self._layout = layout
+        self._directories = directories
+        self._durable = durable
+        self._boot = boot
+        self._lock = threading.Lock()
+        self._lock_fd: int | None = None
+        self._closed = False
+        self.writer = new_ulid()
+        self.held: dict[str, Owner] = {}
+
+    def try_claims(self, wanted: list[tuple[str, str | None]]) -> list[Owner | StoreError]:
+        """Claim sessions under one ``claim.lock``, without waiting for a living owner.
+
+        Args:
+            wanted: Session ids with a nonce: the same nonce keeps its grant, another one gets the next. None leaves
+                grant and nonce as they are (an append after a restart, a load).
+
+        Returns:
+            Per session the claim, or ``session.in_use`` {host, pid}.
+        """
+        with self._claim_lock():
+            busy = [self._busy(session_id) for session_id, _ in wanted]
+            free = [want for want, error in zip(wanted, busy, strict=True) if error is None]
+            owners = iter(self._take(free))
+            return [next(owners) if error is None else error for error in busy]
+
+    def release(self, session_id: str, nonce: str | None) -> bool:
+        """Give a claim back. With a nonce the owner file goes; without, only its writer is blanked.
+
+        Returns:
+            Whether it was this process's claim.
+        """
+        with self._claim_lock():
+            owner = self.held.get(session_id)
+            if owner is None or (nonce is not None and owner.nonce != nonce):
+                return False
+            path = self._layout.owner_file(session_id)
+            with io_errors(path):
+                if nonce is None and owner.nonce:
+                    self._store(session_id, Owner("", owner.grant, owner.nonce))
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.unlink(path)
+                self._directories.sync(self._layout.owners)
+            del self.held[session_id]
+            return True
+
+    def close(self) -> None:
+        """Release the lock of this process; its sessions may then be taken over by anyone."""
+        with self._lock:
+            self._closed = True
+            self.held.clear()
+            if self._lock_fd is not None:
+                fd, self._lock_fd = self._lock_fd, None
+                self._fs.close(fd)
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(f"{self._layout.writers}/{self.writer}.lock")
+
+    @contextlib.contextmanager
+    def _claim_lock(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed", code="store.closed")
+            path = f"{self._layout.home}/claim.lock"
+            with io_errors(path):
+                fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._wait_for(fd, path)
+                self._open_own_lock()
+                yield
+            finally:
+                self._fs.close(fd)
+
+    def _wait_for(self, fd: int, path: str) -> None:
+        deadline = time.monotonic() + _CLAIM_LOCK_TIMEOUT_S
+        while True:
+            try:
+                with io_errors_but_blocking(path):
+                    self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StoreError(
+                        f"{path} is held by another process for too long",
+                        code="store.busy",
+                        details={"path": path},
+                        retryable=True,
+                    ) from None
+                time.sleep(0.002)
+
+    def _open_own_lock(self) -> None:
+        if self._lock_fd is not None:
+            return
+        path = f"{self._layout.writers}/{self.writer}.lock"
+        with io_errors(path):
+            self._directories.ensure(self._layout.writers)
+            self._directories.ensure(self._layout.owners)
+            fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                facts = {"pid": os.getpid(), "host": socket.gethostname(), "boot": self._boot}
+                pwrite_all(self._fs, fd, to_json(facts) + b"\n", 0)
+                self._directories.sync(self._layout.writers)
+            except OSError:
+                self._fs.close(fd)
+                raise
+            self._lock_fd = fd
+
+    def _busy(self, session_id: str) -> StoreError | None:
+        if session_id in self.held:
+            return None
+        owner = self.read(session_id)
+        if owner is None or owner.writer in ("", self.writer):
+            return None
+        held = is_held(self._fs, f"{self._layout.writers}/{owner.writer}.lock")
+        return self._in_use(session_id, owner) if held else None
+
+    def _take(self, wanted: list[tuple[str, str | None]]) -> list[Owner]:
+        answers: list[Owner] = []
+        changed = False
+        for session_id, nonce in wanted:
+            found = self.held.get(session_id) or self.read(session_id)
+            if found is None:
+                owner = Owner(self.writer, 1 if nonce else 0, nonce or "")
+            elif nonce is None or nonce == found.nonce:
+                owner = Owner(self.writer, found.grant, found.nonce)
+            else:
+                owner = Owner(self.writer, found.grant + 1, nonce)
+            if owner != found or session_id not in self.held:
+                with io_errors(self._layout.owner_file(session_id)):
+                    self._store(session_id, owner)
+                changed = True
+            answers.append(owner)
+        if changed:
+            with io_errors(self._layout.owners):
+                self._directories.sync(self._layout.owners)
+        for (session_id, _), owner in zip(wanted, answers, strict=True):
+            self.held[session_id] = owner
+        return answers
+
+    def _store(self, session_id: str, owner: Owner) -> None:
+        data = to_json({"writer": owner.writer, "grant": owner.grant, "nonce": owner.nonce})
+        path = self._layout.owner_file(session_id)
+        replace_file(self._fs, path, data + b"\n", sync=self._durable, unique=self.writer)
+
+    def read(self, session_id: str) -> Owner | None:
+        """The owner file of a session, or None."""
+        return read_owner(self._fs, self._layout.owner_file(session_id))
+
+    def _in_use(self, session_id: str, owner: Owner) -> StoreError:
+        facts = _facts(self._fs, f"{self._layout.writers}/{owner.writer}.lock")
+        host, pid = facts.get("host"), facts.get("pid")
+        return StoreError(
+            f"session {session_id} is in use by process {pid} on {host}",
+            code="session.in_use",
+            hint="close it there, or wait until that process has ended; reading is possible meanwhile",
+            details={"session_id": session_id, "host": host, "pid": pid},
+            retryable=True,
+        )
+
+
+def read_owner(fs: Fs, path: str) -> Owner | None:
+    """An owner file, or None; a damaged one counts as none (its claim was never acknowledged)."""
+    try:
+        with io_errors_but_missing(path):
+            value: Any = from_json(read_file(fs, path))
+        facts = cast("dict[str, Any]", value)
+        return Owner(str(facts["writer"]), int(facts["grant"]), str(facts["nonce"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_held(fs: Fs, path: str) -> bool:
+    """Whether a living process holds this writer lock. Call it under ``claim.lock``, or accept a stale answer."""
+    try:
+        with io_errors_but_missing(path):
+            fd = fs.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        fs.close(fd)
+    return False
+
+
+def orphans(fs: Fs, home: str) -> list[Orphan]:
+    """Writer locks that are free; those that no session names may be removed with ``remove_orphans``."""
+    layout = Layout(fs, home)
+    named = {owner.writer for name in names_in(fs, layout.owners) if (owner := read_owner(fs, layout.owner_file(name)))}
+    found: list[Orphan] = []
+    for name in names_in(fs, layout.writers):
+        path = f"{layout.writers}/{name}"
+        writer = name.removesuffix(".lock")
+        if writer not in named and not is_held(fs, path):
+            found.append(Orphan(writer, path, _facts(fs, path)))
+    return found
+
+
+def remove_orphans(fs: Fs, home: str) -> list[Orphan]:
+    """Remove stale writer locks, under ``claim.lock`` so that no process is just taking one."""
+    path = f"{home}/claim.lock"
+    with io_errors(path):
+        fd = fs.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fs.flock(fd, fcntl.LOCK_EX)
+            found = orphans(fs, home)
+            for orphan in found:
+                fs.unlink(orphan.path)
+            return found
+        finally:
+            fs.close(fd)
+
+
+def _facts(fs: Fs, path: str) -> dict[str, Any]:
+    try:
+        with io_errors_but_missing(path):
+            value: Any = from_json(read_file(fs, path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+@contextlib.contextmanager
+def io_errors_but_missing(path: str) -> Iterator[None]:
+    """``io_errors``, but ``FileNotFoundError`` passes."""
+    try:
+        with io_errors(path):
+            yield
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
+        raise
+
+
+@contextlib.contextmanager
+def io_errors_but_blocking(path: str) -> Iterator[None]:
+    """``io_errors``, but ``BlockingIOError`` passes."""
+    try:
+        with io_errors(path):
+            yield
+    except StoreError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise error.__cause__ from None
+        raise

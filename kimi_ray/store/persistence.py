@@ -1,0 +1,231 @@
+"""What a store process runs: the store, opened lazily, behind one bounded queue. Plain async, no Ray.
+
+Its constructor does no I/O, so the process can always start; the first call opens the home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from kimi_ray.errors import StoreError
+from kimi_ray.store.fs import Fs
+from kimi_ray.store.jsonl import JsonlStore
+from kimi_ray.store.seam import (
+    AppendResult,
+    Batch,
+    Document,
+    ListedLog,
+    LogView,
+    Page,
+    SessionGrant,
+    StoreIdentity,
+    StoreOptions,
+    Stream,
+    WriterGrant,
+)
+from kimi_ray.store.wire import AppendCall, unpack_call
+
+QUEUE_BYTES = 256 << 20
+OPEN_TIMEOUT_S = 30.0
+_OPEN_PAUSE_S = 0.1
+
+
+class PersistenceService:
+    """The store of one shard, for any number of concurrent callers on one event loop."""
+
+    def __init__(
+        self,
+        home: str,
+        options: StoreOptions | None = None,
+        *,
+        fs: Fs | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> None:
+        """
+        Args:
+            home: The directory of the store.
+            options: How to open it.
+            fs: The files; None takes the real ones, or what ``options.extra["fs"]`` says (``faults.fs_from_spec``).
+            queue_bytes: Payload bytes of appends in progress above which a further one is ``store.busy``.
+            open_timeout_s: How long opening is tried again while it fails in a way that may pass.
+        """
+        self._home = home
+        self._options = options or StoreOptions()
+        self._fs = fs
+        self._queue_bytes = queue_bytes
+        self._open_timeout = open_timeout_s
+        self._store: JsonlStore | None = None
+        self._opening: asyncio.Lock | None = None
+        self._queued = 0
+        self._closed = False
+
+    async def store(self) -> JsonlStore:
+        """The open store.
+
+        Raises:
+            StoreError: as ``open_store_for_writing``; ``store.closed``.
+        """
+        if self._store is not None:
+            return self._store
+        if self._closed:
+            raise StoreError("the store is closed", code="store.closed")
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._open()
+            return self._store
+
+    async def _open(self) -> JsonlStore:
+        deadline = time.monotonic() + self._open_timeout
+        while True:
+            try:
+                return await open_store_for_writing(self._home, self._options, fs=self._fs)
+            except StoreError as error:
+                if not error.retryable or time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_OPEN_PAUSE_S)
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    async def append_call(self, call: AppendCall) -> list[AppendResult]:
+        """Append what a host packed with ``wire.pack_call``; see ``Store.append``.
+
+        Raises:
+            StoreError: ``store.busy`` when the queue is full.
+        """
+        return await self._bounded(unpack_call(call), len(call.blob), sync=call.sync)
+
+    async def append(self, batches: list[Batch], *, sync: bool) -> list[AppendResult]:
+        """See ``Store.append``.
+
+        Raises:
+            StoreError: ``store.busy`` when the queue is full.
+        """
+        return await self._bounded(batches, sum(len(batch.payload) for batch in batches), sync=sync)
+
+    async def _bounded(self, batches: list[Batch], size: int, *, sync: bool) -> list[AppendResult]:
+        if self._queued and self._queued + size > self._queue_bytes:
+            raise StoreError(
+                f"{self._queued} bytes wait to be stored, {size} more do not fit",
+                code="store.busy",
+                hint="send it again in a moment; a slow disk or a full one is the usual cause",
+                details={"queued_bytes": self._queued, "limit_bytes": self._queue_bytes},
+                retryable=True,
+            )
+        self._queued += size
+        try:
+            store = self._store or await self.store()
+            return await store.append(batches, sync=sync)
+        finally:
+            self._queued -= size
+
+    # -- the seam, passed on -----------------------------------------------------------------------------------------
+
+    async def identity(self) -> StoreIdentity:
+        """``store.json``."""
+        return (await self.store()).identity
+
+    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None = None) -> SessionGrant:
+        """See ``Store.open_session``."""
+        return await (await self.store()).open_session(session_id, nonce, workspace_id=workspace_id)
+
+    async def close_session(self, session_id: str, nonce: str) -> None:
+        """See ``Store.close_session``."""
+        await (await self.store()).close_session(session_id, nonce)
+
+    async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+        """See ``Store.open_writer``."""
+        return await (await self.store()).open_writer(target, nonce)
+
+    async def close_writer(self, stream: Stream, epoch: int, nonce: str) -> None:
+        """See ``Store.close_writer``."""
+        await (await self.store()).close_writer(stream, epoch, nonce)
+
+    async def load(self, stream: Stream, is_live: bool | None = None) -> LogView:
+        """See ``Store.load``."""
+        return await (await self.store()).load(stream, is_live=is_live)
+
+    async def inspect(self, stream: Stream) -> LogView:
+        """See ``Store.inspect``."""
+        return await (await self.store()).inspect(stream)
+
+    async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
+        """See ``Store.read_from``."""
+        return await (await self.store()).read_from(stream, seq, limit, max_bytes)
+
+    async def list_logs(self, session_id: str | None = None) -> list[ListedLog]:
+        """See ``Store.list_logs``."""
+        return await (await self.store()).list_logs(session_id=session_id)
+
+    async def locate(self, stream: Stream) -> str | None:
+        """See ``Store.locate``."""
+        return await (await self.store()).locate(stream)
+
+    async def read_raw(self, stream: Stream) -> bytes:
+        """See ``Store.read_raw``."""
+        return await (await self.store()).read_raw(stream)
+
+    async def verify(self, stream: Stream) -> dict[str, Any]:
+        """See ``JsonlStore.verify``."""
+        return await (await self.store()).verify(stream)
+
+    async def read_document(self, session_id: str) -> Document | None:
+        """See ``Store.read_document``."""
+        return await (await self.store()).read_document(session_id)
+
+    async def list_documents(self) -> list[Document]:
+        """See ``Store.list_documents``."""
+        return await (await self.store()).list_documents()
+
+    async def write_document(
+        self, session_id: str, value: dict[str, Any], grant: int, nonce: str, revision: int
+    ) -> int:
+        """See ``Store.write_document``."""
+        return await (await self.store()).write_document(session_id, value, grant=grant, nonce=nonce, revision=revision)
+
+    async def remove(self, session_id: str) -> None:
+        """See ``Store.remove``."""
+        await (await self.store()).remove(session_id)
+
+    async def has_blob(self, digest: str) -> bool:
+        """See ``Store.has_blob``."""
+        return await (await self.store()).has_blob(digest)
+
+    async def put_blobs(self, blobs: dict[str, bytes]) -> None:
+        """See ``Store.put_blobs``."""
+        await (await self.store()).put_blobs(blobs)
+
+    async def read_blob(self, digest: str) -> bytes:
+        """See ``Store.read_blob``."""
+        return await (await self.store()).read_blob(digest)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of the store, and ``queue_bytes`` of the appends in progress; empty counters before it is open."""
+        counters: dict[str, Any] = {} if self._store is None else await self._store.stats()
+        return {**counters, "queue_bytes": self._queued, "open": self._store is not None}
+
+    async def close(self) -> None:
+        """Finish what was accepted, sync, release locks. Idempotent."""
+        self._closed = True
+        if self._opening is not None:
+            async with self._opening:
+                store, self._store = self._store, None
+            if store is not None:
+                await store.close()
+
+
+async def open_store_for_writing(home: str, options: StoreOptions, *, fs: Fs | None = None) -> JsonlStore:
+    """The store of ``home`` with the backend that ``options`` names.
+
+    Raises:
+        StoreError: ``store.backend_unavailable``, and as ``identity.open_identity``.
+    """
+    if fs is None and options.extra.get("fs"):
+        from kimi_ray.store.faults import fs_from_spec
+
+        fs = fs_from_spec(str(options.extra["fs"]))
+    return await JsonlStore.open(home, options, fs=fs)

@@ -1,0 +1,78 @@
+"""First touch of a stored log by a writing process: finish a decided repair, judge the tail, repair it, sync."""
+
+from __future__ import annotations
+
+from kimi_ray.store.fs import exists, io_errors
+from kimi_ray.store.layout import Layout, deleted, not_found
+from kimi_ray.store.log_files import (
+    apply_redo,
+    clear_leftovers,
+    open_log,
+    read_redo,
+    repair_tail,
+    set_unborn_aside,
+    sync_found,
+)
+from kimi_ray.store.log_scan import LogScan
+from kimi_ray.store.seam import Stream
+from kimi_ray.store.stream_log import LogTools, StreamLog
+
+
+def touch(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:
+    """The state of a stored log, its tail repaired, everything found in it durable. Blocking.
+
+    Raises:
+        StoreError: ``store.not_found``, ``store.deleted``, ``store.corrupt``, and what a file call gives.
+    """
+    check_not_removed(layout, stream.session_id)
+    directory = layout.agent_dir(stream)
+    if directory is None:
+        raise not_found(stream)
+    with io_errors(directory):
+        return _touch(tools, stream, directory)
+
+
+def check_not_removed(layout: Layout, session_id: str) -> None:
+    """Refuse a removed session.
+
+    Raises:
+        StoreError: ``store.deleted``.
+    """
+    tombstone = layout.tombstone(session_id)
+    with io_errors(tombstone):
+        if exists(layout.fs, tombstone):
+            raise deleted(session_id)
+
+
+def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
+    fs, directories, durable = tools.fs, tools.directories, tools.durable
+    clear_leftovers(fs, directory)
+    redo = read_redo(fs, directory)
+    if redo is not None:
+        apply_redo(fs, directories, directory, redo, sync=durable)
+    try:
+        source = open_log(fs, directory)
+    except FileNotFoundError:
+        raise not_found(stream) from None
+    with source:
+        scan = LogScan(source.read, source.size, source.path).finish()
+        tail = scan.tail(tools.boot)
+        if tail.unborn:
+            set_unborn_aside(fs, directories, directory)
+            raise not_found(stream)
+        size = source.size
+        batches = scan.batches_read
+        if tail.size:
+            size = repair_tail(fs, directories, directory, source, scan, tail, sync=durable)
+            batches += 1 if tail.kept else 0
+    if durable:
+        sync_found(fs, directories, directory)
+    log = StreamLog(tools, stream, directory, scan.header)
+    log.born = True
+    log.size = log.synced = size
+    log.next_seq = log.durable_seq = scan.next_seq
+    log.batches = batches
+    log.closed = scan.closed
+    if scan.epoch is not None:
+        log.epoch, log.nonce = scan.epoch.epoch, scan.epoch.writer
+    return log

@@ -1,0 +1,57 @@
+"""Deleting a session: the tombstone first, then its files."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.fs import Fs, exists, io_errors, names_in, write_file
+from kimi_ray.store.layout import Layout, not_found
+
+
+def remove_session(layout: Layout, directories: Directories, session_id: str) -> None:
+    """Mark the session as removed, durably, then delete its files. May be repeated.
+
+    Raises:
+        StoreError: ``store.not_found`` for a session that never was.
+    """
+    directory = layout.session_dir(session_id)
+    tombstone = layout.tombstone(session_id)
+    with io_errors(tombstone):
+        if not exists(layout.fs, tombstone):
+            if directory is None:
+                raise not_found(session_id)
+            directories.ensure(layout.tombstones)
+            write_file(layout.fs, tombstone, b"", sync=True)
+            directories.sync(layout.tombstones)
+        if directory is not None:
+            remove_tree(layout.fs, directory)
+            directories.forget(directory)
+    layout.forget(session_id)
+
+
+def finish_removals(layout: Layout) -> None:
+    """Delete what a process left of removed sessions when it died in the middle."""
+    gone = names_in(layout.fs, layout.tombstones)
+    if not gone:
+        return
+    for workspace in layout.workspaces():
+        for session_id in gone:
+            path = f"{layout.sessions}/{workspace}/{session_id}"
+            with io_errors(path):
+                if exists(layout.fs, path):
+                    remove_tree(layout.fs, path)
+
+
+def remove_tree(fs: Fs, path: str) -> None:
+    """Delete a directory and all below it; what is gone already does not matter."""
+    for name in names_in(fs, path):
+        child = f"{path}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(fs.stat(child).st_mode):
+                remove_tree(fs, child)
+            else:
+                fs.unlink(child)
+    with contextlib.suppress(FileNotFoundError):
+        fs.rmdir(path)

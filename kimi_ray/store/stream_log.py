@@ -1,0 +1,396 @@
+"""One stream as the writing process knows it: admission, writing, syncing, and what a failed write or sync means.
+
+Every method that changes something holds ``lock``; all are blocking and run in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from kimi_ray.errors import StoreError
+from kimi_ray.store.batch_rows import (
+    EVENT_START,
+    STORAGE_STARTS,
+    EpochRow,
+    encode_batch,
+    encode_closed_row,
+    encode_epoch_row,
+    encode_rows,
+    expand_row,
+)
+from kimi_ray.store.descriptors import Descriptors
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.fs import Fs, io_error, pwrite_all
+from kimi_ray.store.layout import LOG_NAME, deleted
+from kimi_ray.store.log_files import create_log, open_log
+from kimi_ray.store.log_read import read_page
+from kimi_ray.store.seam import Batch, Stream
+
+MAX_UNSYNCED_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogTools:
+    """What every stream of a store shares."""
+
+    fs: Fs
+    directories: Directories
+    descriptors: Descriptors
+    mode: str
+    boot: str
+
+    @property
+    def durable(self) -> bool:
+        """Whether acknowledged means synced."""
+        return self.mode == "disk"
+
+
+class StreamLog:
+    """The state of one stream for writing.
+
+    Attributes:
+        size: Bytes written; ``synced`` of them durable.
+        next_seq: The seq after the last written event; everything below ``durable_seq`` is durable.
+        born: Whether the file exists; a new log is only a reservation until its first batch.
+    """
+
+    __slots__ = (
+        "_truncate_to",
+        "batches",
+        "born",
+        "closed",
+        "directory",
+        "durable_seq",
+        "epoch",
+        "granted_here",
+        "header",
+        "lock",
+        "next_seq",
+        "nonce",
+        "path",
+        "poisoned",
+        "removed",
+        "size",
+        "stream",
+        "sync_lock",
+        "sync_running",
+        "synced",
+        "tools",
+        "unsynced",
+        "unsynced_bytes",
+        "waiters",
+    )
+
+    def __init__(self, tools: LogTools, stream: Stream, directory: str, header: dict[str, Any]) -> None:
+        self.tools = tools
+        self.stream = stream
+        self.directory = directory
+        self.path = f"{directory}/{LOG_NAME}"
+        self.header = header
+        self.lock = threading.RLock()
+        self.sync_lock = threading.RLock()  # taken before `lock`: one sync at a time, for a failure is told only once
+        self.born = False
+        self.size = self.synced = 0
+        self.next_seq = self.durable_seq = 0
+        self.batches = 0
+        self.epoch = 0
+        self.nonce = ""
+        self.closed = True
+        self.granted_here = False
+        self.unsynced: list[bytes] = []
+        self.unsynced_bytes = 0
+        self.poisoned: StoreError | None = None
+        self.removed = False
+        self.sync_running = False
+        self.waiters: list[tuple[int, Any]] = []
+        self._truncate_to: int | None = None
+
+    # -- grants ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, epoch: int, nonce: str) -> None:
+        """A grant on a log that does not exist yet: it is stored with the first batch."""
+        self.epoch, self.nonce, self.closed, self.granted_here = epoch, nonce, False, True
+
+    def grant(self, nonce: str) -> None:
+        """A new grant, durable when this returns; nothing happens when ``nonce`` holds the newest one already."""
+        with self.sync_lock, self.lock:
+            self._check_usable()
+            if self.nonce == nonce and not self.closed:
+                self.granted_here = True
+                return
+            if not self.born:
+                self.reserve(self.epoch + 1, nonce)
+                return
+            row = EpochRow(self.epoch + 1, self.next_seq, nonce, self.tools.boot, self.tools.mode)
+            self._write_storage_row(encode_epoch_row(row))
+            self.epoch, self.nonce, self.closed, self.granted_here = row.epoch, nonce, False, True
+
+    def close(self, epoch: int, nonce: str) -> None:
+        """End this grant with a closed row, durable; another's grant is left alone."""
+        with self.sync_lock, self.lock:
+            if self.closed or (epoch, nonce) != (self.epoch, self.nonce) or self.removed:
+                return
+            if self.born:
+                self._check_usable()
+                self._write_storage_row(encode_closed_row(epoch, self.next_seq))
+            self.closed, self.granted_here = True, False
+
+    def _write_storage_row(self, row: bytes) -> None:
+        self._append(encode_rows(self.batches, self.next_seq, [row]), self.next_seq, 1)
+        self.sync()
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def write(self, batches: list[Batch]) -> list[StoreError | None]:
+        """Write what is new in these batches, in order; one answer each. All new bytes go out in one write."""
+        with self.lock:
+            answers: list[StoreError | None] = [None] * len(batches)
+            staged: list[bytes] = []
+            waiting: list[int] = []
+            number, seq = self.batches, self.next_seq
+            for index, batch in enumerate(batches):
+                try:
+                    self._check_batch(batch)
+                    if batch.first_seq < seq and staged:
+                        self._flush(staged, seq, number, waiting, answers)
+                        number, seq = self.batches, self.next_seq
+                    payload, row_bytes = self._fresh(batch, seq)
+                except StoreError as error:
+                    answers[index] = error
+                    continue
+                if not row_bytes:
+                    continue
+                if not self.born:
+                    try:
+                        self._create(payload, row_bytes, batch.next_seq)
+                    except StoreError as error:
+                        answers[index] = error
+                    number, seq = self.batches, self.next_seq
+                    continue
+                staged.append(encode_batch(number, seq, payload, row_bytes))
+                waiting.append(index)
+                number, seq = number + 1, batch.next_seq
+            self._flush(staged, seq, number, waiting, answers)
+            return answers
+
+    def _flush(
+        self, staged: list[bytes], seq: int, number: int, waiting: list[int], answers: list[StoreError | None]
+    ) -> None:
+        if not staged:
+            return
+        try:
+            self._append(b"".join(staged), seq, number - self.batches)
+        except StoreError as error:
+            for index in waiting:
+                answers[index] = error
+        staged.clear()
+        waiting.clear()
+
+    def _check_usable(self) -> None:
+        if self.removed:
+            raise deleted(self.stream.session_id)
+        if self.poisoned is not None:
+            raise self.poisoned
+
+    def _check_batch(self, batch: Batch) -> None:
+        self._check_usable()
+        if batch.epoch != self.epoch or batch.nonce != self.nonce or self.closed:
+            ended = batch.epoch == self.epoch and batch.nonce == self.nonce
+            raise StoreError(
+                f"the grant {batch.epoch} to write {self.stream} {'was closed' if ended else 'is not the newest'}",
+                code="store.fenced",
+                hint="another writer has this log now; stop, and open it again if it is yours",
+                details={"stream": list(self.stream), "epoch": batch.epoch, "newest": self.epoch},
+            )
+
+    def _fresh(self, batch: Batch, next_seq: int) -> tuple[bytes, tuple[int, ...]]:
+        """Payload and row lengths of what is not stored yet."""
+        payload = bytes(batch.payload)
+        rows = batch.row_bytes
+        if len(rows) != len(batch.row_events) or sum(rows) != len(payload) or payload.count(b"\n") != len(rows):
+            raise _malformed(batch, "its row lengths do not fit its payload")
+        if rows and payload[-1] != 10:
+            raise _malformed(batch, "its last row has no newline")
+        if payload.count(b'\n{"seq":') + payload.startswith(EVENT_START) != len(rows):
+            for row in payload.split(b"\n"):
+                if row.startswith(STORAGE_STARTS):
+                    raise _malformed(batch, "a row looks like one of the store's own")
+        if batch.first_seq > next_seq:
+            raise StoreError(
+                f"{self.stream} has events up to seq {next_seq}, the batch starts at {batch.first_seq}",
+                code="store.gap",
+                hint="send the events from the expected seq on",
+                details={"stream": list(self.stream), "expected": next_seq, "first_seq": batch.first_seq},
+                retryable=True,
+            )
+        if batch.first_seq == next_seq:
+            return payload, rows
+        return self._after_overlap(batch, payload, next_seq)
+
+    def _after_overlap(self, batch: Batch, payload: bytes, next_seq: int) -> tuple[bytes, tuple[int, ...]]:
+        end = min(next_seq, batch.next_seq)
+        stored = self.read_lines(batch.first_seq, end)
+        seq = batch.first_seq
+        start = 0
+        fresh: list[bytes] = []
+        for size, events in zip(batch.row_bytes, batch.row_events, strict=True):
+            row = payload[start : start + size]
+            start += size
+            if seq >= end:
+                fresh.append(row)
+                seq += events
+                continue
+            lines = [row[:-1]] if events == 1 else expand_row(row)
+            for line in lines:
+                if seq >= end:
+                    fresh.append(line + b"\n")
+                elif stored[seq - batch.first_seq] != line:
+                    raise StoreError(
+                        f"{self.stream} holds another event at seq {seq} than the one that is sent",
+                        code="store.conflict",
+                        hint="two writers made different events under one grant; fork from the stored log",
+                        details={"stream": list(self.stream), "seq": seq},
+                    )
+                seq += 1
+        return b"".join(fresh), tuple(len(row) for row in fresh)
+
+    def read_lines(self, start: int, end: int) -> list[bytes]:
+        """Stored canonical lines ``start`` .. ``end - 1``."""
+        lines: list[bytes] = []
+        with open_log(self.tools.fs, self.directory, size=self.size) as source:
+            while start + len(lines) < end:
+                page = read_page(source, start + len(lines), end - start - len(lines), 8 << 20, next_seq=self.next_seq)
+                if page is None or not page.lines:
+                    raise StoreError(
+                        f"{self.stream} ends before seq {end}",
+                        code="store.io_failed",
+                        details={"path": self.path, "expected": end},
+                    )
+                lines.extend(page.lines)
+        return lines
+
+    def _create(self, payload: bytes, row_bytes: tuple[int, ...], next_seq: int) -> None:
+        epoch_row = encode_epoch_row(EpochRow(self.epoch, 0, self.nonce, self.tools.boot, self.tools.mode))
+        header_line = to_json(self.header) + b"\n"
+        content = encode_batch(0, 0, epoch_row + payload, (len(epoch_row), *row_bytes), header_line=header_line)
+        try:
+            create_log(self.tools.fs, self.tools.directories, self.directory, content, sync=self.tools.durable)
+        except FileExistsError:
+            raise StoreError(
+                f"{self.stream} exists already",
+                code="store.exists",
+                hint="open the existing log by its stream",
+                details={"stream": list(self.stream)},
+            ) from None
+        except OSError as error:
+            raise io_error(error, self.path) from error
+        self.born = True
+        self.size = self.synced = len(content)
+        self.next_seq = self.durable_seq = next_seq
+        self.batches = 1
+
+    def _append(self, data: bytes, next_seq: int, batches: int) -> None:
+        """Write at the end or leave the file as it was."""
+        tools = self.tools
+        try:
+            descriptor = tools.descriptors.take(self.path)
+            fd = descriptor.fd
+            try:
+                if self._truncate_to is not None:
+                    tools.fs.truncate(fd, self._truncate_to)
+                    self._truncate_to = None
+                try:
+                    pwrite_all(tools.fs, fd, data, self.size)
+                except OSError:
+                    self._truncate_to = self.size
+                    with contextlib.suppress(OSError):
+                        tools.fs.truncate(fd, self.size)
+                        self._truncate_to = None
+                    raise
+            finally:
+                tools.descriptors.give_back(descriptor)
+        except OSError as error:
+            raise io_error(error, self.path) from error
+        self.size += len(data)
+        self.batches += batches
+        self.next_seq = next_seq
+        if tools.durable:
+            self.unsynced.append(data)
+            self.unsynced_bytes += len(data)
+        else:
+            self.synced, self.durable_seq = self.size, next_seq
+
+    # -- syncing -----------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make everything durable that is written when this starts; other threads may write meanwhile.
+
+        A failed sync means that the outcome is unknown: the bytes are written again through a new descriptor, and if
+        that fails too the stream is poisoned for the life of this process.
+
+        Raises:
+            StoreError: ``store.poisoned``.
+        """
+        tools = self.tools
+        with self.sync_lock:
+            with self.lock:
+                if self.poisoned is not None:
+                    raise self.poisoned
+                size, seq, count = self.size, self.next_seq, len(self.unsynced)
+                if size <= self.synced:
+                    return
+                try:
+                    descriptor = tools.descriptors.take(self.path)
+                except OSError as error:
+                    raise io_error(error, self.path) from error
+            try:
+                try:
+                    tools.fs.fdatasync(descriptor.fd)
+                finally:
+                    tools.descriptors.give_back(descriptor)
+            except OSError as error:
+                with self.lock:
+                    self._write_again(error)
+                return
+            with self.lock:
+                self.unsynced_bytes -= size - self.synced
+                self.synced, self.durable_seq = size, seq
+                del self.unsynced[:count]
+
+    def _write_again(self, cause: OSError) -> None:
+        tools = self.tools
+        tools.descriptors.drop(self.path)
+        try:
+            fd = tools.fs.open(self.path, os.O_RDWR)
+            try:
+                tools.fs.truncate(fd, self.synced)
+                tools.fs.fsync(fd)
+                pwrite_all(tools.fs, fd, b"".join(self.unsynced), self.synced)
+                tools.fs.fsync(fd)
+            finally:
+                tools.fs.close(fd)
+        except OSError as error:
+            self.poisoned = StoreError(
+                f"{self.path} could not be synced, nor written again: {error.strerror}",
+                code="store.poisoned",
+                hint="what was acknowledged is on the disk; check the disk, then restart the store",
+                details={"path": self.path, "synced": self.synced, "first": str(cause), "second": str(error)},
+            )
+            raise self.poisoned from error
+        self.synced, self.durable_seq = self.size, self.next_seq
+        self.unsynced.clear()
+        self.unsynced_bytes = 0
+
+
+def _malformed(batch: Batch, why: str) -> StoreError:
+    return StoreError(
+        f"a batch for {batch.stream} cannot be stored: {why}",
+        code="store.bad_batch",
+        details={"stream": list(batch.stream), "first_seq": batch.first_seq},
+    )

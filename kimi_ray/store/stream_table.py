@@ -1,0 +1,82 @@
+"""The streams that this process writes, each touched once and kept while its session is held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from kimi_ray.store.claims import Claims
+from kimi_ray.store.layout import Layout
+from kimi_ray.store.recovery import touch
+from kimi_ray.store.seam import Stream
+from kimi_ray.store.stream_log import LogTools, StreamLog
+
+
+class StreamTable:
+    """Loaded ``StreamLog`` objects by stream. A stream in here holds its session's claim. Lives on one event loop."""
+
+    def __init__(self, tools: LogTools, layout: Layout, claims: Claims, executor: Executor) -> None:
+        self._tools = tools
+        self._layout = layout
+        self._claims = claims
+        self._executor = executor
+        self._logs: dict[Stream, StreamLog] = {}
+        self._locks: dict[Stream, asyncio.Lock] = {}
+
+    def get(self, stream: Stream) -> StreamLog | None:
+        """The stream when it is loaded."""
+        return self._logs.get(stream)
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    async def load(self, stream: Stream) -> StreamLog:
+        """The stream, touched if this is the first time.
+
+        Raises:
+            StoreError: ``session.in_use``, and what ``recovery.touch`` raises.
+        """
+        return await self._obtain(stream, lambda: touch(self._tools, self._layout, stream))
+
+    async def create(self, stream: Stream, make: Callable[[], StreamLog]) -> StreamLog:
+        """The stream when it is loaded, else what ``make`` (blocking) gives."""
+        return await self._obtain(stream, make)
+
+    async def _obtain(self, stream: Stream, make: Callable[[], StreamLog]) -> StreamLog:
+        found = self._logs.get(stream)
+        if found is not None:
+            return found
+        lock = self._locks.setdefault(stream, asyncio.Lock())
+        try:
+            async with lock:
+                found = self._logs.get(stream)
+                if found is not None:
+                    return found
+                await self._claims.claim(stream.session_id, None, stream)
+                try:
+                    log = await asyncio.get_running_loop().run_in_executor(self._executor, make)
+                except BaseException:
+                    await self._claims.let_go(stream.session_id, stream)
+                    raise
+                self._logs[stream] = log
+                return log
+        finally:
+            if not lock.locked():
+                self._locks.pop(stream, None)
+
+    async def drop(self, stream: Stream) -> None:
+        """Forget a stream whose grant ended; its session is given back when nothing else holds it."""
+        log = self._logs.pop(stream, None)
+        if log is not None:
+            self._tools.descriptors.drop(log.path)
+            await self._claims.let_go(stream.session_id, stream)
+
+    def drop_session(self, session_id: str, *, removed: bool) -> None:
+        """Forget all streams of a session; ``removed`` makes what still arrives for them ``store.deleted``."""
+        for stream in [stream for stream in self._logs if stream.session_id == session_id]:
+            log = self._logs.pop(stream)
+            with log.lock:
+                log.removed = log.removed or removed
+                log.closed = True
+            self._tools.descriptors.drop(log.path)
