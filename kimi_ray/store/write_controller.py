@@ -260,13 +260,16 @@ class WriteController:
             KimiRayError: Without ``force``, why the log is not durable, naming it. It then stays open, its events
                 retained, unless the store refused them for good.
         """
-        deadline = self._clock.now() + (self._settings.close_timeout_s if timeout_s is None else timeout_s)
+        limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        deadline = self._clock.now() + limit_s
         self._closing = True
         self._interrupt_room(StoreError(f"{self.stream} is being closed", code="store.closed"))
         try:
             while not self._closed and self._end is None and (self._durable < self._next_seq or self._blobs):
                 left = deadline - self._clock.now()
-                await self._durable_through(self._next_seq, max(left, 0.0))
+                if left <= 0:
+                    raise self._late(f"not durable through seq {self._next_seq - 1}", limit_s)
+                await self._durable_through(self._next_seq, left)
         except KimiRayError as error:
             if self._end is None and not force:
                 raise error.with_details(stream=str(self.stream), retained_events=len(self._events)) from None
@@ -319,7 +322,7 @@ class WriteController:
         if batch is None or self._end is not None or self._closed:
             return
         if result.error is not None:
-            self._batch_refused(batch, error_from_data(result.error))
+            self._batch_refused(batch, error_from_data(result.error), sync=sync)
         elif result.written > self._next_seq or result.durable > self._next_seq or result.written < self._durable:
             self._finish(
                 StoreError(
@@ -439,13 +442,14 @@ class WriteController:
 
     # Failing
 
-    def _batch_refused(self, batch: Batch, error: KimiRayError) -> None:
+    def _batch_refused(self, batch: Batch, error: KimiRayError, *, sync: bool) -> None:
         expected = error.details.get("expected")
         if error.code == "store.gap" and type(expected) is int and expected != batch.first_seq:
             if self._durable <= expected <= self._next_seq:
                 # The store came back without what it had written but not synced.
                 self._written = expected
                 self._due = True
+                self._sync_due = sync
                 return
             error = StoreError(
                 f"{self.stream}: the store expects seq {expected}; acknowledged was {self._durable}, "
