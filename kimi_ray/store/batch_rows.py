@@ -77,7 +77,7 @@ def encode_closed_row(epoch: int, seq: int) -> bytes:
 
 def encode_batch_row(number: int, seq: int, size: int, crcs: Iterable[int]) -> bytes:
     """A batch row over lines with these checksums."""
-    texts = '","'.join(["%08x" % crc for crc in crcs])
+    texts = '","'.join([f"{crc:08x}" for crc in crcs])
     row = f'{{"batch":{number},"seq":{seq},"bytes":{size},"crc":["{texts}"],"self":"'.encode()
     own = crc32(_SELF_ZERO, crc32(row))
     return b'%s%08x"}\n' % (row, own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -89,7 +89,7 @@ class Claims:
         return True
 
     @contextlib.asynccontextmanager
-    async def holding(self, session_id: str) -> AsyncIterator[Owner]:
+    async def holding(self, session_id: str) -> AsyncGenerator[Owner]:
         """Hold a session for the length of the block."""
         holder = object()
         owner = await self.claim(session_id, None, holder)

@@ -207,7 +207,7 @@ class Committer:
                     log.sync_running = True
                 elif durable < written and not log.sync_running:
                     self._sync_later(log)
-        except Exception as error:  # recorded as the answer of every batch of this stream
+        except Exception as error:  # noqa: BLE001  recorded as the answer of every batch of this stream
             failure = as_error(error, code="store.io_failed")
             for job, index in waiters:
                 self._answer((job, index), _failed(job.batches[index], failure))

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol
 
 from kimi_ray.errors import StoreError
@@ -212,7 +212,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def io_error(error: OSError, path: str) -> StoreError:
-    """The ``StoreError`` for a failed file call: ``store.disk_full``, ``store.permission_denied``, ``store.io_failed``."""
+    """The ``StoreError`` of a failed file call: ``store.disk_full``, ``.permission_denied`` or ``.io_failed``."""
     number = error.errno or 0
     details = {"path": path, "errno": errno.errorcode.get(number, str(number))}
     if number in _FULL:
@@ -240,7 +240,7 @@ def io_error(error: OSError, path: str) -> StoreError:
 
 
 @contextlib.contextmanager
-def io_errors(path: str) -> Iterator[None]:
+def io_errors(path: str) -> Generator[None]:
     """Re-raise every ``OSError`` of the block as the ``StoreError`` that ``io_error`` gives."""
     try:
         yield

@@ -55,7 +55,7 @@ def read_identity(fs: Fs, home: str) -> StoreIdentity | None:
     try:
         value: Any = from_json(data)
         if not isinstance(value, dict):
-            raise ValueError("not an object")
+            raise TypeError("not an object")
         facts = cast("dict[str, Any]", value)
         if int(facts["format"]) > FORMAT:
             raise StoreError(

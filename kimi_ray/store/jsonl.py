@@ -84,14 +84,15 @@ class JsonlStore:
             StoreError: as ``identity.open_identity``.
         """
         files = fs if fs is not None else RealFs()
-        home = os.path.abspath(home)
 
-        def prepare() -> StoreIdentity:
-            identity = open_identity(files, home, options)
-            finish_removals(Layout(files, home))
-            return identity
+        def prepare() -> tuple[str, StoreIdentity]:
+            path = os.path.abspath(home)
+            identity = open_identity(files, path, options)
+            finish_removals(Layout(files, path))
+            return path, identity
 
-        return cls(files, home, await asyncio.to_thread(prepare), options, strategy)
+        path, identity = await asyncio.to_thread(prepare)
+        return cls(files, path, identity, options, strategy)
 
     @property
     def identity(self) -> StoreIdentity:

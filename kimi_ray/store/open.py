@@ -111,7 +111,7 @@ def open_store(
         StoreError: ``store.not_found``, ``store.corrupt``, ``store.format_unsupported``, ``store.backend_unavailable``.
     """
     files = fs if fs is not None else RealFs()
-    path = os.path.abspath(os.fspath(home))
+    path = os.path.abspath(str(home))
     identity = require_identity(files, path)
     check_backend(StoreOptions(backend=identity.backend, compression=identity.compression))
     return ReadStore(path, identity, fs=files, network_home=network_home, claim_timeout_s=claim_timeout_s)

@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from kimi_ray.store.fs import Fs, io_errors, names_in, pwrite_all, read_file, re
 from kimi_ray.store.layout import Layout
 
 _CLAIM_LOCK_TIMEOUT_S = 30.0
+_CLAIM_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Owners:
         self._durable = durable
         self._boot = boot
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_CLAIM_THREADS, thread_name_prefix="store-owners")
         self._lock_fd: int | None = None
         self._closed = False
         self.writer = new_ulid()
@@ -103,6 +106,7 @@ class Owners:
         with self._lock:
             self._closed = True
             self.held.clear()
+            self._pool.shutdown(wait=True)
             if self._lock_fd is not None:
                 fd, self._lock_fd = self._lock_fd, None
                 self._fs.close(fd)
@@ -110,7 +114,7 @@ class Owners:
                     self._fs.unlink(f"{self._layout.writers}/{self.writer}.lock")
 
     @contextlib.contextmanager
-    def _claim_lock(self) -> Iterator[None]:
+    def _claim_lock(self) -> Generator[None]:
         with self._lock:
             if self._closed:
                 raise StoreError("the store is closed", code="store.closed")
@@ -170,7 +174,7 @@ class Owners:
 
     def _take(self, wanted: list[tuple[str, str | None]]) -> list[Owner]:
         answers: list[Owner] = []
-        changed = False
+        changed: dict[str, Owner] = {}
         for session_id, nonce in wanted:
             found = self.held.get(session_id) or self.read(session_id)
             if found is None:
@@ -180,12 +184,14 @@ class Owners:
             else:
                 owner = Owner(self.writer, found.grant + 1, nonce)
             if owner != found or session_id not in self.held:
-                with io_errors(self._layout.owner_file(session_id)):
-                    self._store(session_id, owner)
-                changed = True
+                changed[session_id] = owner
             answers.append(owner)
         if changed:
             with io_errors(self._layout.owners):
+                if len(changed) == 1:
+                    self._store(*next(iter(changed.items())))
+                else:
+                    list(self._pool.map(self._store, changed, changed.values()))
                 self._directories.sync(self._layout.owners)
         for (session_id, _), owner in zip(wanted, answers, strict=True):
             self.held[session_id] = owner
@@ -277,7 +283,7 @@ def _facts(fs: Fs, path: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def io_errors_but_missing(path: str) -> Iterator[None]:
+def io_errors_but_missing(path: str) -> Generator[None]:
     """``io_errors``, but ``FileNotFoundError`` passes."""
     try:
         with io_errors(path):
@@ -289,7 +295,7 @@ def io_errors_but_missing(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def io_errors_but_blocking(path: str) -> Iterator[None]:
+def io_errors_but_blocking(path: str) -> Generator[None]:
     """``io_errors``, but ``BlockingIOError`` passes."""
     try:
         with io_errors(path):

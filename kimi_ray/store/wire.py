@@ -32,8 +32,9 @@ def pack_call(batches: Iterable[Batch], *, sync: bool = True) -> AppendCall:
     for batch in batches:
         events = batch.row_events
         plain = sum(events) == len(events)
+        session_id, agent_id = batch.stream
         packed.append(
-            (*batch.stream, batch.epoch, batch.nonce, batch.first_seq, batch.row_bytes, () if plain else events)
+            (session_id, agent_id, batch.epoch, batch.nonce, batch.first_seq, batch.row_bytes, () if plain else events)
         )
         payloads.append(batch.payload)
     return AppendCall(b"".join(payloads), tuple(packed), sync)
