@@ -82,8 +82,8 @@ class _Sums:
 class AgentFold:
     """The running state of one agent, from its log alone."""
 
-    prompts: dict[str, PromptRecord] = field(default_factory=dict)
-    turns: dict[int, TurnRecord] = field(default_factory=dict)
+    prompts: dict[str, PromptRecord] = field(default_factory=dict[str, PromptRecord])
+    turns: dict[int, TurnRecord] = field(default_factory=dict[int, TurnRecord])
     header: dict[str, Any] | None = None
     bind: dict[str, Any] | None = None
     model_name: str | None = None

@@ -54,14 +54,14 @@ class LimitMeter:
         return None if self.price is None else cost_usd(self._fold.sums.usage(), self.price)
 
     def check_turn(self) -> None:
-        """Before a turn starts.
+        """At a turn's start, the turn itself already counted.
 
         Raises:
             AgentError: ``limit.max_turns``.
         """
-        turns = self._fold.sums.turns
-        if self.limits.max_turns is not None and turns >= self.limits.max_turns:
-            raise limit_error("max_turns", self.limits.max_turns, turns)
+        before = self._fold.sums.turns - 1
+        if self.limits.max_turns is not None and before >= self.limits.max_turns:
+            raise limit_error("max_turns", self.limits.max_turns, before)
 
     def check_request(self) -> None:
         """Before a model request.

@@ -19,7 +19,8 @@ from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import ModelRoute, Progress
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
 from kimi_ray.agent.turn_signal import TurnSignal
-from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.errors import AgentError, KimiRayError, StoreError
+from kimi_ray.events import SessionEvent
 from kimi_ray.llm.chat import ChatProvider, ToolSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import closing_events, epoch_ms
@@ -203,8 +204,15 @@ class LiveAgent:
 
     def fence(self) -> None:
         """Another writer took the log: stop at once, write nothing, kill what runs."""
-        self.failure = AgentError(f"another writer took {self.stream}", code="store.fenced")
+        if self.failure is not None:
+            return
+        failure = self.failure = StoreError(f"another writer took {self.stream}", code="store.fenced")
         self._closed = True
+
+        def refuse(_event: SessionEvent) -> None:
+            raise failure
+
+        self.journal.log.veto_with(refuse)
         if self._signal is not None:
             self._signal.stop("fenced", fenced=True)
         if self._driver is not None:

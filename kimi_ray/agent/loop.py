@@ -33,7 +33,7 @@ class TurnConfig:
     system: str | None
     tools: tuple[ToolSpec, ...]
     sampling: Sampling
-    header_extra: dict[str, Any] = field(default_factory=dict)
+    header_extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ class Requester:
                     raise fault
             except ProviderError as error:
                 self._respond(run, answer=None, error=error)
-                delay_ms = route.retry.delay_ms(error, attempt, self._rng)
+                delay_ms = route.retry.delay_ms(attempt, error, self._rng)
                 if delay_ms is None:
                     raise error.with_details(attempts=attempt) from None
                 self._journal.append(

@@ -82,7 +82,7 @@ def freeze(value: Any) -> Any:
     Raises:
         LogError: ``log.not_json`` naming the place and what was found.
     """
-    kind: type[object] = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is not dict and kind is not list and kind is not FrozenDict and kind is not FrozenList:
         _scalar(value, kind, None)
         return value
@@ -90,8 +90,8 @@ def freeze(value: Any) -> Any:
     # (source, target, path, depth); `ancestors` is kept exact by pushing a leave mark behind each container
     stack: list[tuple[Any, Any, tuple[Any, ...] | None, int]] = [(value, root, None, 1)]
     ancestors: set[int] = set()
-    put: Callable[[Any, str, Any], None] = dict.__setitem__  # pyright: ignore[reportUnknownMemberType]
-    add: Callable[[Any, Any], None] = list.append  # pyright: ignore[reportUnknownMemberType]
+    put: Callable[[Any, str, Any], None] = dict.__setitem__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    add: Callable[[Any, Any], None] = list.append  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     while stack:
         source, target, path, depth = stack.pop()
         if target is None:
@@ -110,7 +110,7 @@ def freeze(value: Any) -> Any:
                 if type(key) is not str:
                     raise _refused(f"a key of type {type(key).__name__}", _place(path))
                 _check_text(key, (path, key))
-            kind = type(item)
+            kind = type(item)  # pyright: ignore[reportUnknownVariableType]
             if kind is str:
                 if not item.isascii():
                     _check_text(item, (path, key))

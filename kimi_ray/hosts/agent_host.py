@@ -302,6 +302,7 @@ class AgentHost:
 
     def _idle(self, stream: Stream) -> None:
         if stream in self._releasing:
+            self._opener.end(stream)
             self._spawn(self._close_one(stream, False))
 
     def _fenced(self, stream: Stream) -> None:

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dishka import Provider, from_context, provide
-from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, prepare_workdir
+from dishka import Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
 from kimi_ray.agent.fold import AgentFold
 from kimi_ray.agent.journal import Journal
@@ -32,10 +31,12 @@ from kimi_ray.llm.chat import ChatProvider
 from kimi_ray.llm.models import ResolvedModel, build_provider
 from kimi_ray.log import EventLog
 from kimi_ray.scopes import LifecycleScope
+from kimi_ray.settings import Workdir
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.tools.contract import Environment, Tool
 from kimi_ray.tools.local import LocalEnvironment
 from kimi_ray.tools.registry import select_tools
+from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, prepare_workdir
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class OpenedLog:
     controller: WriteController
     epoch: int
     is_new: bool
+    ended: bool = False
+    """The agent's work is done for good: its private directory may go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +147,22 @@ class AgentServices(Provider):
 
     @provide
     async def workdir(self, spec: AgentSpec, opened: OpenedLog, cluster: Cluster) -> AsyncIterator[PreparedWorkdir]:
-        """The working directory: made at the first activation, found again at a later one."""
+        """The working directory: made at the first activation, found again at a later one.
+
+        A private copy goes when its rollout has ended; an agent that is only put to sleep finds it again.
+        """
         bind: dict[str, Any] = opened.fold.bind or {}
         bound: dict[str, Any] = bind.get("workdir") or {}
         known = spec.workdir_path or bound.get("prepared")
-        if known is not None and spec.workdir is not None:
-            check_workdir(known)
-            workdir = PreparedWorkdir(path=known, kind=spec.workdir.kind, created=bool(bound.get("created")))
+        wanted = spec.workdir or Workdir.none()
+        if known is not None and wanted.kind in ("shared", "copy"):
+            await check_workdir(known)
+            workdir = PreparedWorkdir(known, wanted.kind, created=bool(bound.get("created")))
         else:
             name = f"{spec.stream.session_id}-{spec.stream.agent_id}-{spec.nonce[-8:]}"
-            workdir = await prepare_workdir(spec.workdir, base_dir=workdirs_base(cluster.home_id), name=name)
+            workdir = await prepare_workdir(wanted, base_dir=workdirs_base(cluster.home_id), name=name)
         yield workdir
-        await workdir.release(keep=spec.keep_workdir)
+        await workdir.release(keep=spec.keep_workdir or not opened.ended)
 
     @provide
     async def environment(self, spec: AgentSpec, workdir: PreparedWorkdir) -> AsyncIterator[Environment]:

@@ -104,6 +104,12 @@ class LogOpener:
         self._open[stream] = opened
         return opened
 
+    def end(self, stream: Stream) -> None:
+        """The agent's work is done for good."""
+        opened = self._open.get(stream)
+        if opened is not None:
+            opened.ended = True
+
     async def give_back(self, stream: Stream, *, force: bool) -> None:
         """Make the log durable, detach its controller, close the grant.
 

@@ -1,0 +1,113 @@
+"""Agents that come back: whatever prefix of a log was durable, the revived agent is well-formed and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kimi_ray.events import SessionEvent
+from kimi_ray.llm.script import Step, ToolCall
+from kimi_ray.log import interrupted_turn_closers
+from tests.unit.agent.bench import AgentBench
+from tests.unit.agent.test_turns import Probe
+
+SCRIPT = [Step(tool_calls=(ToolCall("Probe", "{}", "c1"), ToolCall("Probe", "{}", "c2"))), "after tools", "second"]
+
+
+async def _whole_log(on_interrupt: str) -> list[SessionEvent]:
+    bench = AgentBench(SCRIPT, tools=(Probe(),))
+    bench.submit("one", "two", on_interrupt=on_interrupt)
+    await bench.result("p1")
+    return bench.events
+
+
+async def _settled(bench: AgentBench) -> None:
+    async with asyncio.timeout(10):
+        while bench.agent.busy:
+            await asyncio.sleep(0.001)
+
+
+def _model(request: Any) -> str:
+    ids = [message["id"] for message in request.messages]
+    assert len(ids) == len(set(ids)), "a message stands twice in the request"
+    calls = [b["id"] for m in request.messages if m["role"] == "assistant" for b in m["content"] if "arguments" in b]
+    results = [m["source"]["call_id"] for m in request.messages if m.get("source", {}).get("kind") == "tool"]
+    assert calls == results, "every call is answered exactly once, in order"
+    return "revived"
+
+
+@pytest.mark.parametrize("on_interrupt", ["fail", "continue"])
+async def test_every_durable_prefix_revives_to_a_closed_log_with_every_prompt_ended(on_interrupt: str) -> None:
+    events = await _whole_log(on_interrupt)
+    for cut in range(1, len(events) + 1):
+        bench = AgentBench(_model, tools=(Probe(),), events=events[:cut])
+        bench.agent.revive()
+        await _settled(bench)
+        assert bench.log.order.open_turn is None, cut
+        assert [event.line for event in bench.events[:cut]] == [event.line for event in events[:cut]]
+        submitted = {data["prompt_id"] for data in bench.of("prompt/submitted")}
+        ended = [data["prompt_id"] for data in bench.of("prompt/completed")]
+        assert sorted(ended) == sorted(submitted), (cut, ended)
+        if on_interrupt == "continue":
+            assert all(data["state"] == "completed" for data in bench.of("prompt/completed")), cut
+        turns = [data["turn"] for data in bench.of("turn/start")]
+        assert turns == list(range(len(turns)))
+
+
+async def test_reviving_twice_adds_nothing_the_second_time() -> None:
+    events = (await _whole_log("fail"))[:9]
+    first = AgentBench(_model, tools=(Probe(),), events=events)
+    first.agent.revive()
+    await _settled(first)
+    second = AgentBench(_model, tools=(Probe(),), events=first.events)
+    second.agent.revive()
+    await _settled(second)
+    assert second.events == first.events
+
+
+async def test_started_and_unstarted_calls_are_told_apart() -> None:
+    events = await _whole_log("fail")
+    cut = next(index for index, event in enumerate(events) if event.type == "tool/call") + 1
+    closers = interrupted_turn_closers(events[:cut], recovered_at=5)
+    assert [closer["data"].get("error", {}).get("code") for closer in closers] == [
+        "tool.outcome_unknown",
+        "tool.not_started",
+        None,
+        None,
+    ]
+    assert closers[-1]["data"]["reason"] == {"kind": "interrupted", "recovered_at": 5}
+    assert [closer["seq"] for closer in closers] == list(range(cut, cut + 4))
+    assert closers[0]["sources"] == [cut - 1]
+
+
+async def test_an_interrupted_prompt_fails_with_turn_interrupted() -> None:
+    events = (await _whole_log("fail"))[:8]
+    bench = AgentBench(_model, tools=(Probe(),), events=events)
+    bench.agent.revive()
+    await _settled(bench)
+    outcome = bench.agent.outcome("p0")
+    assert outcome is not None and outcome.result.state == "failed"
+    assert outcome.result.error is not None and outcome.result.error["code"] == "turn.interrupted"
+
+
+async def test_a_prompt_that_is_interrupted_again_and_again_is_given_up() -> None:
+    bench = AgentBench(SCRIPT, tools=(Probe(),))
+    bench.submit("one", on_interrupt="continue")
+    await bench.until("assistant/message")
+    events = bench.events
+    for _life in range(10):
+        again = AgentBench(_model, tools=(Probe(),), events=events)
+        again.agent.revive()
+        if not again.agent.busy:
+            break
+        await again.until("step/start", count=again.types.count("step/start") + 1)
+        events = again.events
+        cut = max(index for index, event in enumerate(events) if event.type == "step/start") + 1
+        events = events[:cut]
+    else:
+        pytest.fail("it was continued without end")
+    await bench.agent.close()
+    outcome = again.agent.outcome("p0")
+    assert outcome is not None and outcome.result.state == "failed"
