@@ -7,10 +7,10 @@ exceptions: what carries the call would copy their type but not their code, hint
 from __future__ import annotations
 
 import traceback
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
-from kimi_ray.hosts.ports import Group
+from kimi_ray.hosts.ports import Group, HostKind
 
 Answer = tuple[Literal["ok"], Any] | tuple[Literal["err"], dict[str, Any]]
 
@@ -23,8 +23,10 @@ TRACEBACK_CHARS = 4000
 class Core(Protocol):
     """What an actor holds."""
 
-    PORT: ClassVar[dict[str, Group]]
-    """The methods that others may call, each with its concurrency group."""
+    @property
+    def PORT(self) -> dict[str, Group]:
+        """The methods that others may call, each with its concurrency group."""
+        ...
 
     async def start(self) -> None:
         """Begin; called once, before any other method."""
@@ -39,14 +41,38 @@ class Core(Protocol):
         ...
 
 
-async def answer(core: Core, group: Group, method: str, args: tuple[Any, ...]) -> Answer:
+async def answer(core: Core, method: str, args: tuple[Any, ...]) -> Answer:
     """Run a method of the core for a caller beyond the boundary; whatever it raises is data."""
     try:
-        return ("ok", await _method(core, group, method)(*args))
+        return ("ok", await _method(core, method)(*args))
     except KimiRayError as error:
         return ("err", error.to_data())
     except Exception as error:  # noqa: BLE001  recorded as data, nothing is lost
         return ("err", unexpected(error, f"{type(core).__name__}.{method}").to_data())
+
+
+def group_of(kind: HostKind, method: str, said: Group) -> Group:
+    """The concurrency group of a call: what the callee's port says where that is known without importing agents."""
+    if method in LIFECYCLE:
+        return LIFECYCLE[method]
+    if kind == "store":
+        from kimi_ray.hosts.store_host import StoreHost
+
+        return StoreHost.PORT.get(method, said)
+    if kind == "registry":
+        from kimi_ray.hosts.registry import Registry
+
+        return Registry.PORT.get(method, said)
+    return said
+
+
+def kind_of(name: str) -> HostKind | None:
+    """What an actor is, by its name ``<home_id>/<kind>...``; None for a name that is not one of ours."""
+    if "/" not in name:
+        return None
+    word = name.rsplit("/", 1)[-1].split("-", 1)[0]
+    kinds: tuple[HostKind, ...] = ("agents", "sessions", "store", "registry")
+    return next((kind for kind in kinds if kind == word), None)
 
 
 def unwrap(reply: Answer) -> Any:
@@ -88,18 +114,11 @@ def timed_out(name: str, method: str, timeout_s: float) -> RuntimeFault:
     )
 
 
-def _method(core: Core, group: Group, method: str) -> Any:
-    expected = core.PORT.get(method) or LIFECYCLE.get(method)
-    if expected is None:
+def _method(core: Core, method: str) -> Any:
+    if method not in core.PORT and method not in LIFECYCLE:
         raise KimiRayError(
             f"{type(core).__name__} has no method {method!r} for callers",
             code="internal",
             details={"method": method, "port": sorted(core.PORT)},
-        )
-    if expected != group and method not in LIFECYCLE:
-        raise KimiRayError(
-            f"{type(core).__name__}.{method} belongs to group {expected!r} and was called in {group!r}",
-            code="internal",
-            details={"method": method, "group": group, "expected": expected},
         )
     return getattr(core, method)

@@ -143,17 +143,13 @@ class LocalCluster:
             return self._factories[kind](name, view, self._config)
         return build_core(kind, name, view, self._config)
 
-    async def _call(
-        self, name: str, method: str, args: tuple[Any, ...], timeout_s: float, group: Group, caller: _Held | None
-    ) -> Any:
+    async def _call(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float, caller: _Held | None) -> Any:
         if caller is not None and caller.dead:
             raise actor_died(caller.listing.name, "it was killed and may not call any more")
         held = self._held.get(name)
         if held is None or held.core is None:
             raise actor_died(name, "no core of that name lives in this process")
-        reply = await self._run(
-            held, answer(held.core, group, method, _apart(args)), timeout_s=timeout_s, method=method
-        )
+        reply = await self._run(held, answer(held.core, method, _apart(args)), timeout_s=timeout_s, method=method)
         return unwrap(reply)
 
     async def _run(
@@ -238,7 +234,7 @@ class _LocalPeer:
         return self._name
 
     async def call(self, method: str, *args: Any, timeout_s: float, group: Group = "default") -> Any:
-        return await self._cluster._call(self._name, method, args, timeout_s, group, self._caller)  # pyright: ignore[reportPrivateUsage]
+        return await self._cluster._call(self._name, method, args, timeout_s, self._caller)  # pyright: ignore[reportPrivateUsage]
 
 
 def build_core(kind: HostKind, name: str, cluster: Cluster, config: RuntimeConfig) -> Core:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from kimi_ray.hosts.ports import Cluster, Group, HostListing, NodeInfo, store_na
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
 from kimi_ray.settings import Isolation
+from kimi_ray.version import __version__
 
 ASK_BOUND_S = 2.0
 """How long a host has for a ping before it counts as silent."""
@@ -69,6 +71,7 @@ class Registry:
         self._sessions: dict[str, str] = {}
         self._placing: dict[str, asyncio.Task[str]] = {}
         self._leases: dict[str, _Lease] = {}
+        self._code: str | None = None
         self._heard = time.monotonic()
         self._began = time.time()
         self._ending: asyncio.Task[None] | None = None
@@ -107,7 +110,8 @@ class Registry:
     # -- drivers ----------------------------------------------------------------------------------------------------
 
     async def hello(self, info: dict[str, Any]) -> dict[str, Any]:
-        """A driver comes. ``info`` has its ``fingerprint`` (settings as JSON) and who it is (pid, host, version).
+        """A driver comes. ``info`` has its ``fingerprint`` (settings as JSON), the ``versions`` of its program, a digest
+        of its runtime_env as ``code``, and who it is (pid, host).
 
         Returns:
             ``{lease_id, renew_s, home_id, home}``.
@@ -116,8 +120,12 @@ class Registry:
             RuntimeFault: ``runtime.mismatch`` {settings: {name: {mine, theirs}}}; ``runtime.ending``.
         """
         self._refuse_when_ending()
-        mine: dict[str, Any] = info.get("fingerprint") or {}
-        other = differing(mine, self.fingerprint())
+        mine: dict[str, Any] = {**(info.get("fingerprint") or {}), **(info.get("versions") or program_versions())}
+        theirs = {**self._config.runtime_fingerprint(), **program_versions()}
+        code = info.get("code")
+        if self._leases and code != self._code:
+            mine["runtime_env"], theirs["runtime_env"] = code, self._code
+        other = differing(mine, theirs)
         if other:
             raise RuntimeFault(
                 f"the runtime that serves this home runs with other settings: {', '.join(other)}",
@@ -125,6 +133,7 @@ class Registry:
                 hint="connect with the same settings, or end that runtime with `kimi-ray down`",
                 details={"settings": other},
             )
+        self._code = code
         lease_id = f"lease_{new_ulid()}"
         await self.renew(lease_id, info)
         return {
@@ -134,14 +143,11 @@ class Registry:
             "home": self._config.home,
         }
 
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings that every driver here must share, as ``hello`` compares them."""
-        return self._config.runtime_fingerprint()
-
     async def renew(self, lease_id: str, info: dict[str, Any]) -> None:
         """A driver is still there. A lease that this registry does not know is taken in: it may have restarted."""
         self._refuse_when_ending()
         self._heard = time.monotonic()
+        self._code = info.get("code", self._code)
         self._leases[lease_id] = _Lease({k: v for k, v in info.items() if k != "fingerprint"}, self._heard)
 
     async def goodbye(self, lease_id: str) -> None:
@@ -406,3 +412,8 @@ class Registry:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def program_versions() -> dict[str, str]:
+    """What drivers and hosts must have in common to understand each other's data; a Python's patch level may differ."""
+    return {"kimi_ray": __version__, "python": ".".join(platform.python_version_tuple()[:2])}

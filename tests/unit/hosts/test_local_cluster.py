@@ -42,11 +42,11 @@ async def test_an_unexpected_exception_is_internal_with_its_traceback(cluster):
     assert "deep inside" in caught.value.details["traceback"]
 
 
-async def test_only_the_port_may_be_called_and_in_its_group(cluster):
+async def test_only_the_port_may_be_called(cluster):
     peer = cluster.peer("h/agents-1")
-    for method, group in (("__init__", "default"), ("made", "default"), ("append", "default"), ("start", "control")):
+    for method in ("__init__", "made", "start", "_no", "nothing"):
         with pytest.raises(KimiRayError) as caught:
-            await peer.call(method, 1, timeout_s=1, group=group)
+            await peer.call(method, 1, timeout_s=1)
         assert caught.value.code == "internal"
     assert (await peer.call("ping", timeout_s=1, group="control"))["kind"] == "agents"
 

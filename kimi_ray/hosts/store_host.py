@@ -1,0 +1,207 @@
+"""``StoreHost``: the store behind a port. Every method is the seam's, batched where hosts have many streams to open.
+
+Appends have the group ``store`` to themselves, with the blobs that a flush covers: a claim that waits for a dying
+owner, a fork or a scan can never hold up what somebody waits to be durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable
+from typing import Any, ClassVar, TypeVar
+
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.store.persistence import PersistenceService
+from kimi_ray.store.seam import (
+    AppendResult,
+    Document,
+    ListedLog,
+    LogView,
+    Page,
+    SessionGrant,
+    StoreIdentity,
+    StoreOptions,
+    Stream,
+    WriterGrant,
+)
+from kimi_ray.store.wire import AppendCall
+
+T = TypeVar("T")
+
+
+class StoreHost:
+    """One shard of the store. Opens it with the first call; the constructor and ``start`` do no I/O."""
+
+    PORT: ClassVar[dict[str, Group]] = {
+        "append": "store",
+        "has_blob": "store",
+        "put_blobs": "store",
+        "open_writers": "default",
+        "close_writers": "default",
+        "open_session": "default",
+        "close_session": "default",
+        "read_document": "default",
+        "list_documents": "default",
+        "write_document": "default",
+        "read_from": "default",
+        "inspect": "default",
+        "load": "default",
+        "verify": "default",
+        "list_logs": "default",
+        "locate": "default",
+        "read_raw": "default",
+        "read_blob": "default",
+        "remove": "default",
+        "identity": "default",
+        "stats": "control",
+        "ping": "control",
+    }
+
+    def __init__(
+        self, name: str, cluster: Cluster, config: RuntimeConfig, *, service: PersistenceService | None = None
+    ) -> None:
+        """``service`` is the store to serve; None makes the one that ``config`` describes."""
+        self._name = name
+        self._cluster = cluster
+        options = store_options(config, expected_home_id=cluster.home_id)
+        self._service = service or PersistenceService(config.home, options, queue_bytes=config.store_queue_bytes)
+
+    async def start(self) -> None:
+        """Nothing yet: the first call opens the store, so a home that cannot be opened is an answer and not a death."""
+
+    async def close(self) -> None:
+        """Finish what was accepted, sync, release locks. Idempotent."""
+        await self._service.close()
+
+    async def ping(self) -> dict[str, Any]:
+        """Proof of life; does not open the store."""
+        return {
+            "kind": "store",
+            "agents": 0,
+            "sessions": [],
+            "node_id": self._cluster.node_id,
+            "pid": os.getpid(),
+        }
+
+    async def append(self, call: AppendCall) -> list[AppendResult]:
+        """Append what ``wire.pack_call`` packed; one answer per batch, in order.
+
+        Raises:
+            StoreError: ``store.busy`` when the queue is full, or why the store cannot be opened.
+        """
+        return await self._service.append_call(call)
+
+    async def open_writers(
+        self, targets: list[tuple[dict[str, Any] | Stream, str]]
+    ) -> list[WriterGrant | dict[str, Any]]:
+        """A grant for each ``(header of a new log or stream, nonce)``, all at once; for each the grant, or the error
+        as data: one that is refused does not fail the others."""
+        return list(
+            await asyncio.gather(*(_or_error(self._service.open_writer(target, nonce)) for target, nonce in targets))
+        )
+
+    async def close_writers(self, grants: list[tuple[Stream, int, str]]) -> list[dict[str, Any] | None]:
+        """End grants ``(stream, epoch, nonce)``, all at once; for each None or the error as data."""
+        return list(
+            await asyncio.gather(
+                *(_or_error(self._service.close_writer(stream, epoch, nonce)) for stream, epoch, nonce in grants)
+            )
+        )
+
+    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None = None) -> SessionGrant:
+        """See ``Store.open_session``."""
+        return await self._service.open_session(session_id, nonce, workspace_id)
+
+    async def close_session(self, session_id: str, nonce: str) -> None:
+        """See ``Store.close_session``."""
+        await self._service.close_session(session_id, nonce)
+
+    async def read_document(self, session_id: str) -> Document | None:
+        """See ``Store.read_document``."""
+        return await self._service.read_document(session_id)
+
+    async def list_documents(self) -> list[Document]:
+        """See ``Store.list_documents``."""
+        return await self._service.list_documents()
+
+    async def write_document(
+        self, session_id: str, value: dict[str, Any], grant: int, nonce: str, revision: int
+    ) -> int:
+        """See ``Store.write_document``."""
+        return await self._service.write_document(session_id, value, grant, nonce, revision)
+
+    async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
+        """See ``Store.read_from``."""
+        return await self._service.read_from(stream, seq, limit, max_bytes)
+
+    async def inspect(self, stream: Stream) -> LogView:
+        """See ``Store.inspect``."""
+        return await self._service.inspect(stream)
+
+    async def load(self, stream: Stream, is_live: bool | None = None) -> LogView:
+        """See ``Store.load``."""
+        return await self._service.load(stream, is_live)
+
+    async def verify(self, stream: Stream) -> dict[str, Any]:
+        """Check a log and report everything that is wrong with it."""
+        return await self._service.verify(stream)
+
+    async def list_logs(self, session_id: str | None = None) -> list[ListedLog]:
+        """See ``Store.list_logs``."""
+        return await self._service.list_logs(session_id)
+
+    async def locate(self, stream: Stream) -> str | None:
+        """See ``Store.locate``."""
+        return await self._service.locate(stream)
+
+    async def read_raw(self, stream: Stream) -> bytes:
+        """See ``Store.read_raw``."""
+        return await self._service.read_raw(stream)
+
+    async def has_blob(self, digest: str) -> bool:
+        """See ``Store.has_blob``."""
+        return await self._service.has_blob(digest)
+
+    async def put_blobs(self, blobs: dict[str, bytes]) -> None:
+        """See ``Store.put_blobs``."""
+        await self._service.put_blobs(blobs)
+
+    async def read_blob(self, digest: str) -> bytes:
+        """See ``Store.read_blob``."""
+        return await self._service.read_blob(digest)
+
+    async def remove(self, session_id: str) -> None:
+        """See ``Store.remove``."""
+        await self._service.remove(session_id)
+
+    async def identity(self) -> StoreIdentity:
+        """``store.json``, opening the store."""
+        return await self._service.identity()
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of this shard."""
+        return await self._service.stats()
+
+
+def store_options(config: RuntimeConfig, *, expected_home_id: str | None = None) -> StoreOptions:
+    """How the settings open a store; ``expected_home_id`` refuses any other home (``store.wrong_home``)."""
+    return StoreOptions(
+        backend=config.backend,
+        compression=config.compression,
+        shards=config.shards,
+        durability=config.durability,
+        network_home=config.network_home,
+        claim_timeout_s=config.claim_timeout_s,
+        expected_home_id=expected_home_id,
+        extra={"fs": config.fs_spec} if config.fs_spec else {},
+    )
+
+
+async def _or_error(work: Awaitable[T]) -> T | dict[str, Any]:
+    try:
+        return await work
+    except KimiRayError as error:
+        return error.to_data()
