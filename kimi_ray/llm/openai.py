@@ -100,7 +100,7 @@ class OpenAIProvider:
         body = chat_body(request, self._settings, completion_tokens="api.openai.com" in self._urls[at])
         answer = _Answer(place, self._settings)
         try:
-            yield await answer.open(await self._server.client(at), self._server.errors, body)
+            yield await answer.open(await self._server.client(at), self._server, body)
             while (chunks := await answer.more()) is not None:
                 for chunk in chunks:
                     yield chunk
@@ -126,7 +126,7 @@ class OpenAIProvider:
             ProviderError: see ``kimi_ray.llm.faults``.
         """
         answer = _Answer(Place("", self._urls[0], self._secrets, self._key_name), self._settings)
-        return await answer.models(await self._server.client(0), self._server.errors, timeout_s)
+        return await answer.models(await self._server.client(0), self._server, timeout_s)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -162,6 +162,8 @@ class _Server:
         self._http: Any = None
         self.errors: Any = None
         """The HTTP library that the SDK uses: its exceptions come out of a stream as they are."""
+        self.headers: dict[str, Any] = {}
+        """What every request says to send no key, when there is none."""
 
     async def client(self, at: int) -> openai.AsyncOpenAI:
         loop = asyncio.get_running_loop()
@@ -195,16 +197,15 @@ class _Server:
             # a proxy is for servers elsewhere
             trust_env=not all(is_loopback(url) for url in self._urls),
         )
-        headers: dict[str, Any] = dict(self._settings.extra_headers)
-        if self._api_key is None:
-            headers.setdefault("Authorization", openai.Omit())
+        if self._api_key is None and not any(name.lower() == "authorization" for name in self._settings.extra_headers):
+            self.headers = {"Authorization": openai.Omit()}
         self._clients = [
             openai.AsyncOpenAI(
                 base_url=url,
                 api_key=self._api_key or "none",
                 max_retries=0,
                 timeout=timeout,
-                default_headers=headers,
+                default_headers=self._settings.extra_headers,
                 http_client=self._http,
             )
             for url in self._urls
@@ -233,15 +234,16 @@ class _Answer:
         self._response: Any = None
         self._bytes: AsyncIterator[bytes] | None = None
 
-    async def open(self, client: openai.AsyncOpenAI, errors: Any, body: dict[str, Any]) -> MetaChunk:
+    async def open(self, client: openai.AsyncOpenAI, server: _Server, body: dict[str, Any]) -> MetaChunk:
         """Send the request and wait for the headers."""
-        self._errors = errors
+        self._errors = server.errors
         streams = self._settings.stream
         # the body travels as `extra_body`, which the SDK sends as it is: its walk over `messages` takes 150 us each
         manager = client.chat.completions.with_streaming_response.create(
             model=body["model"],
             messages=[],
             stream=streams,
+            extra_headers=server.headers,
             extra_body=({"stream_options": {"include_usage": True}} | body) if streams else body,
         )
         self._response = await self._wait(manager.__aenter__())
@@ -322,10 +324,10 @@ class _Answer:
             raise stream_error_fault(self._place, found)
         return found
 
-    async def models(self, client: openai.AsyncOpenAI, errors: Any, timeout_s: float) -> list[str]:
+    async def models(self, client: openai.AsyncOpenAI, server: _Server, timeout_s: float) -> list[str]:
         """The names at ``/models``."""
-        self._errors = errors
-        page: Any = await self._wait(client.models.list(timeout=timeout_s))
+        self._errors = server.errors
+        page: Any = await self._wait(client.models.list(timeout=timeout_s, extra_headers=server.headers))
         return sorted(str(model.id) for model in page.data)
 
     async def drain(self) -> None:
@@ -377,10 +379,11 @@ def _json(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError:
-        pass
+        # half a surrogate pair is legal JSON, and the fast parser refuses it
+        if b"\\ud" not in data.lower():
+            return None
     import json
 
-    # half a surrogate pair is legal JSON, and the fast parser refuses it
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
