@@ -92,6 +92,8 @@ class SessionSpec:
     tags: dict[str, str] = field(default_factory=dict)
     limits: Limits | None = None
     isolation: Isolation | None = None
+    node_id: str | None = None
+    """The node where main must live (its working directory is there), or None."""
 
 
 @dataclass(frozen=True, slots=True)

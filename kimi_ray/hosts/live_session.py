@@ -1,0 +1,364 @@
+"""A session while it is live: its claim, its document, its agents and where they are, its swarms."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, error_from_data
+from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.ports import Cluster, Peer, is_lost
+from kimi_ray.hosts.session_log import SessionLog
+from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
+from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
+from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.ids import agent_number, new_ulid
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt
+from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
+from kimi_ray.store.seam import Stream
+
+MAIN = "main"
+_PING_S = 2.0
+_FLUSH_S = 60.0
+_TAIL_EVENTS = 400
+_TAIL_BYTES = 4 << 20
+_BIND_EVENTS = 50
+
+
+@dataclass(slots=True)
+class LiveAgent:
+    """An agent that this session keeps alive, and how to bring it back."""
+
+    spec: AgentSpec
+    host: str
+    isolation: Isolation | None = None
+    node_id: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class HostServices:
+    """What a session host lends its sessions."""
+
+    name: str
+    cluster: Cluster
+    config: RuntimeConfig
+    registry: RegistryCalls
+    store: StoreCalls
+
+
+class LiveSession:
+    """One live session. Built by ``SessionHost`` under the lock of the session's id.
+
+    Args:
+        services: The host's.
+        spec: As it was asked for.
+        document: Its document.
+        main: Its main agent, alive.
+        known_empty: Whether the session is new, so that no subagent can exist.
+    """
+
+    def __init__(
+        self,
+        services: HostServices,
+        spec: SessionSpec,
+        document: SessionDocument,
+        main: LiveAgent,
+        *,
+        known_empty: bool,
+    ) -> None:
+        self.spec = spec
+        self.id = spec.session_id
+        self.document = document
+        self.agents: dict[str, LiveAgent] = {MAIN: main}
+        self.swarms: dict[str, SwarmRun] = {}
+        self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main)
+        self._services = services
+        self._next_number: int | None = 1 if known_empty else None
+        self._numbering = asyncio.Lock()
+        self._addressing: dict[str, asyncio.Lock] = {}
+        self._models: dict[str, ResolvedModel] = {main.spec.model.name: main.spec.model}
+
+    def info(self) -> SessionInfo:
+        """What callers are told."""
+        return SessionInfo(
+            self.id, self.spec.workspace_id, self._services.name, self.document.snapshot(), self.document.revision
+        )
+
+    # -- agents -----------------------------------------------------------------------------------------------------
+
+    def host_of(self, agent_id: str) -> str | None:
+        """The host on which an agent lives now, as far as this session knows; nothing is brought to life."""
+        agent = self.agents.get(agent_id)
+        if agent is not None:
+            return agent.host
+        for swarm in self.swarms.values():
+            host = swarm.host_of(agent_id)
+            if host is not None:
+                return host
+        return None
+
+    async def agent_host(self, agent_id: str, suspect: str | None, model: ResolvedModel | None) -> str:
+        """The host of an agent, which is brought to life if it is not alive.
+
+        Args:
+            agent_id: ``main`` or ``agent-<n>``.
+            suspect: A host that the caller could not reach: if the agent is thought to be there, look first.
+            model: How to reach the model of a cold agent, when this session does not know it.
+
+        Raises:
+            AgentError: ``agent.not_found``; ``agent.model_needed`` {model}.
+            KimiRayError: what the activation raised.
+        """
+        if agent_id not in self.agents:
+            host = self.host_of(agent_id)
+            if host is not None:
+                # A swarm's agent: the swarm brings it back itself.
+                return host
+            async with self._addressing.setdefault(agent_id, asyncio.Lock()):
+                if agent_id not in self.agents:
+                    await self._address(agent_id, model)
+            self._addressing.pop(agent_id, None)
+        agent = self.agents[agent_id]
+        async with agent.lock:
+            if suspect is not None and suspect == agent.host and not await self._holds(agent):
+                await self._relocate(agent)
+            return agent.host
+
+    async def next_numbers(self, count: int) -> range:
+        """``count`` agent numbers that were never used and never will be again."""
+        async with self._numbering:
+            if self._next_number is None:
+                logs = await self._services.store.list_logs(self.id)
+                document = self.document.snapshot()
+                known = [log.stream.agent_id for log in logs] + list(document["agents"]) + list(self.agents)
+                numbers = [number for name in known if (number := agent_number(name)) is not None]
+                self._next_number = max([0, *numbers]) + 1
+            first = self._next_number
+            self._next_number += count
+        return range(first, first + count)
+
+    async def list_agents(self) -> list[dict[str, Any]]:
+        """Every agent with a log, by number: ``{agent_id, type, live, labels, profile, run_id, item_id, ...}``."""
+        rows: list[dict[str, Any]] = []
+        for log in await self._services.store.list_logs(self.id):
+            header = log.header or {}
+            agent_id = log.stream.agent_id
+            rows.append(
+                {
+                    "agent_id": agent_id,
+                    "type": "main" if agent_id == MAIN else "sub",
+                    "live": self.host_of(agent_id) is not None,
+                    "labels": header.get("labels", {}),
+                    **{
+                        key: header.get(key)
+                        for key in ("profile", "created_at", "run_id", "item_id", "repeat", "attempt")
+                    },
+                    "error": log.error,
+                }
+            )
+        return sorted(rows, key=lambda row: agent_number(row["agent_id"]) or 0)
+
+    async def _address(self, agent_id: str, model: ResolvedModel | None) -> None:
+        """Bring a cold subagent to life from its log."""
+        stream = Stream(self.id, agent_id)
+        main = self.agents[MAIN]
+        bound = await self._bound(stream)
+        name = str(bound.get("model") or main.spec.model.name)
+        if model is not None:
+            self._models[model.name] = model
+        resolved = model or self._models.get(name)
+        if resolved is None:
+            raise AgentError(
+                f"{stream} speaks to the model {name!r}, which this session has not been told how to reach",
+                code="agent.model_needed",
+                hint="resolve the model and ask again",
+                details={"model": name},
+            )
+        try:
+            spec = replace(
+                main.spec,
+                stream=stream,
+                nonce=new_ulid(),
+                header=None,
+                profile=Profile.model_validate(bound["profile"]),
+                model=resolved,
+                sampling=_read(Sampling, bound.get("sampling")),
+                limits=_read(Limits, bound.get("limits")),
+                workdir=_read(Workdir, bound.get("workdir")),
+                workdir_path=None,
+            )
+        except (ValidationError, KeyError) as error:
+            raise AgentError(
+                f"the profile in the log of {stream} cannot be read: {error}", code="agent.bad_bind"
+            ) from error
+        host = await self._activate(spec, main.isolation, main.node_id)
+        self.agents[agent_id] = LiveAgent(spec, host, main.isolation, main.node_id)
+
+    async def _bound(self, stream: Stream) -> dict[str, Any]:
+        try:
+            page = await self._services.store.read_from(stream, 0, _BIND_EVENTS)
+        except StoreError as error:
+            if error.code != "store.not_found":
+                raise
+            page = None
+        for line in page.lines if page is not None else ():
+            event: dict[str, Any] = from_json(line)
+            if event["type"] == "profile/bind":
+                return event["data"]
+        raise AgentError(
+            f"session {stream.session_id} has no agent {stream.agent_id}",
+            code="agent.not_found",
+            hint="session.agents() lists them",
+            details={"session_id": stream.session_id, "agent_id": stream.agent_id},
+        )
+
+    async def _holds(self, agent: LiveAgent) -> bool:
+        """Whether the host is there and still has the agent."""
+        try:
+            peer = self._services.cluster.peer(agent.host)
+            await peer.call("progress", [agent.spec.stream], timeout_s=_PING_S, group="control")
+        except KimiRayError as error:
+            if is_lost(error.code):
+                return not await self._services.registry.report_lost(agent.host)
+            return error.code != "agent.not_found"
+        return True
+
+    async def _relocate(self, agent: LiveAgent) -> None:
+        spec = replace(agent.spec, header=None, nonce=new_ulid())
+        agent.host = await self._activate(spec, agent.isolation, agent.node_id)
+        agent.spec = spec
+
+    async def _activate(self, spec: AgentSpec, isolation: Isolation | None, node_id: str | None) -> str:
+        services = self._services
+        return await activate_agent(services.cluster, services.registry, spec, isolation=isolation, node_id=node_id)
+
+    def _main_peer(self) -> Peer:
+        return self._services.cluster.peer(self.agents[MAIN].host)
+
+    async def _recover_main(self) -> None:
+        await self.agent_host(MAIN, self.agents[MAIN].host, None)
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    async def reconcile(self) -> None:
+        """After a resume: the log wins for the last prompt, the last turn's reason and ``updated_at``."""
+        main = self.agents[MAIN]
+        peer = self._main_peer()
+        positions: list[tuple[int, int]] = await peer.call(
+            "flush", [main.spec.stream], timeout_s=_FLUSH_S, group="store"
+        )
+        first = max(0, positions[0][0] - _TAIL_EVENTS)
+        page = await peer.call(
+            "read_events", main.spec.stream, first, _TAIL_EVENTS, _TAIL_BYTES, 0.0, timeout_s=_FLUSH_S, group="wait"
+        )
+        prompt: str | None = None
+        reason: TurnReasonKind | None = None
+        at = 0
+        for line in page.lines:
+            event: dict[str, Any] = from_json(line)
+            if event["type"] == "prompt/submitted" and isinstance(event["data"].get("content"), list):
+                prompt, at = last_prompt(event["data"]["content"]), event["time"]
+            elif event["type"] == "turn/end":
+                reason, at = turn_reason(event["data"]["reason"]["kind"]), event["time"]
+        value = self.document.snapshot()
+        known = (value.get("last_prompt"), value.get("last_turn_reason"))
+        if (prompt or known[0], reason or known[1]) != known:
+            self.document.note(Activity(self.id, max(at, int(value["updated_at"])), prompt, reason))
+
+    def register_agents(self, entries: list[AgentEntry]) -> None:
+        """Subagents exist."""
+        self.document.register(entries)
+
+    async def flush(self) -> None:
+        """All live agents of the session and its document are durable from here on.
+
+        Raises:
+            KimiRayError: the first failure, after all were asked.
+        """
+        await self.log.flush()
+        by_host: dict[str, list[Stream]] = {}
+        for agent in self.agents.values():
+            by_host.setdefault(agent.host, []).append(agent.spec.stream)
+        for swarm in self.swarms.values():
+            for host, streams in swarm.living().items():
+                by_host.setdefault(host, []).extend(streams)
+        peers = self._services.cluster.peer
+        results = await asyncio.gather(
+            *(
+                peers(host).call("flush", streams, timeout_s=_FLUSH_S, group="store")
+                for host, streams in by_host.items()
+            ),
+            self.document.flush(),
+            return_exceptions=True,
+        )
+        _raise_first(results)
+
+    async def close(self, *, force: bool) -> None:
+        """Stop the swarms and agents, flush, give the claim back.
+
+        Raises:
+            KimiRayError: the first failure, after everything was tried; with ``force`` what is not durable is dropped.
+        """
+        results: list[Any] = []
+        results += await asyncio.gather(*(swarm.close() for swarm in self.swarms.values()), return_exceptions=True)
+        results += await asyncio.gather(self.log.close(), return_exceptions=True)
+        by_host: dict[str, list[Stream]] = {}
+        for agent in self.agents.values():
+            by_host.setdefault(agent.host, []).append(agent.spec.stream)
+        results += await asyncio.gather(
+            *(self._close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
+        )
+        results += await asyncio.gather(self.document.close(), return_exceptions=True)
+        results += await asyncio.gather(
+            self._services.store.close_session(self.id, self.spec.nonce), return_exceptions=True
+        )
+        results += await asyncio.gather(self._services.registry.forget_session(self.id), return_exceptions=True)
+        if not force:
+            _raise_first(results)
+
+    async def _close_agents(self, host: str, streams: list[Stream], force: bool) -> None:
+        services = self._services
+        bound_s = services.config.close_timeout_s + 5.0
+        try:
+            acks: list[Ack] = await services.cluster.peer(host).call(
+                "close_agents", streams, force, timeout_s=bound_s, group="store"
+            )
+        except KimiRayError as error:
+            if not is_lost(error.code) or not await services.registry.report_lost(host):
+                raise
+            # The host is dead, so nobody writes these logs; what was acknowledged is in the store.
+            return
+        await services.registry.released(host, len(streams))
+        failures = [ack for ack in acks if ack.error is not None and ack.error["code"] != "agent.not_found"]
+        if failures:
+            first = error_from_data(cast("dict[str, Any]", failures[0].error))
+            raise SessionError(
+                f"{len(failures)} agents of {self.id} could not be closed: {first}",
+                code="session.close_failed",
+                hint="close again, or close with force to drop what is not durable",
+                details={"streams": [str(ack.stream) for ack in failures], "first": first.to_data()},
+            )
+
+
+def turn_reason(stop: str | None) -> TurnReasonKind:
+    """How the document tells the end of a turn."""
+    if stop in ("completed", "truncated"):
+        return "completed"
+    return "cancelled" if stop == "cancelled" else "failed"
+
+
+def _read(kind: Any, value: Any) -> Any:
+    return None if value is None else kind.model_validate(value)
+
+
+def _raise_first(results: list[Any]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,394 @@
+"""The session host: an actor's content, holding many sessions and their swarms. The core of ``SessionActor``.
+
+Operations on one session id are serialised. A session is prepared in private (claim, main agent) and published by its
+document; whatever fails before leaves nothing listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
+from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.live_session import MAIN, HostServices, LiveAgent, LiveSession
+from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.specs import SessionInfo, SessionSpec
+from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
+from kimi_ray.hosts.swarm_run import SwarmRun, SwarmServices
+from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.log import epoch_ms
+from kimi_ray.session import Activity, AgentEntry, SessionDocument, loaded_document, new_document
+from kimi_ray.store.seam import Document, SessionGrant, Stream
+
+_FORCED_S = 10.0
+
+
+class SessionHost:
+    """Holds live sessions.
+
+    Args:
+        name: The host's name.
+        cluster: Where it lives and how it reaches others.
+        config: The runtime's settings.
+    """
+
+    PORT: ClassVar[dict[str, Group]] = {
+        "create_session": "default",
+        "resume_session": "default",
+        "session_info": "control",
+        "agent_host": "default",
+        "find_agent": "control",
+        "list_agents": "store",
+        "update_document": "store",
+        "note_activity": "control",
+        "flush_session": "store",
+        "close_session": "default",
+        "start_swarm": "default",
+        "feed_swarm": "wait",
+        "read_rows": "wait",
+        "swarm_progress": "control",
+        "cancel_swarm": "control",
+        "forget_swarm": "control",
+        "ping": "control",
+        "stats": "control",
+        "close": "control",
+    }
+
+    def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:
+        self._name = name
+        self._cluster = cluster
+        self._config = config
+        within_s = config.store_timeout_s
+        self._services = HostServices(
+            name,
+            cluster,
+            config,
+            RegistryCalls(cluster, within_s),
+            StoreCalls(cluster, config.shards, max(within_s, config.claim_timeout_s + 5.0)),
+        )
+        self._sessions: dict[str, LiveSession] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._closing = False
+
+    async def start(self) -> None:
+        """Nothing to prepare: sessions come when they are asked for."""
+
+    async def close(self) -> None:
+        """Close every session. Idempotent.
+
+        Raises:
+            SessionError: ``session.close_failed`` naming the sessions that could not be made durable.
+        """
+        self._closing = True
+        failures: dict[str, KimiRayError] = {}
+
+        async def close_one(session_id: str) -> None:
+            try:
+                await self.close_session(session_id, False)
+            except KimiRayError as error:
+                failures[session_id] = error
+
+        await asyncio.gather(*(close_one(session_id) for session_id in list(self._sessions)))
+        if failures:
+            first = next(iter(failures.values()))
+            raise SessionError(
+                f"{len(failures)} sessions could not be closed: {first}",
+                code="session.close_failed",
+                details={"sessions": sorted(failures), "first": first.to_data()},
+            )
+
+    async def ping(self) -> dict[str, Any]:
+        """That it lives, and which sessions it holds."""
+        return {
+            "kind": "sessions",
+            "name": self._name,
+            "sessions": sorted(self._sessions),
+            "agents": 0,
+            "node_id": self._cluster.node_id,
+            "pid": os.getpid(),
+        }
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters: sessions, and the swarms that run."""
+        swarms = [swarm for session in self._sessions.values() for swarm in session.swarms.values()]
+        return {
+            "sessions": len(self._sessions),
+            "swarms": sum(not swarm.done for swarm in swarms),
+            "agent_calls": sum(swarm.agent_calls for swarm in swarms),
+        }
+
+    # -- lifecycle --------------------------------------------------------------------------------------------------
+
+    async def create_session(self, spec: SessionSpec) -> SessionInfo:
+        """Create a session with its main agent. The same nonce again is the same creation.
+
+        Raises:
+            SessionError: ``session.exists``; what the activation of main raised. Nothing is left then.
+        """
+        async with self._only(spec.session_id):
+            live = self._sessions.get(spec.session_id)
+            if live is not None:
+                if live.spec.nonce == spec.nonce:
+                    return live.info()
+                raise _exists(spec.session_id)
+            stored = await self._services.store.read_document(spec.session_id)
+            if stored is not None:
+                raise _exists(spec.session_id)
+            grant = await self._services.store.open_session(spec.session_id, spec.nonce, spec.workspace_id)
+            host: str | None = None
+            try:
+                host = await self._activate_main(spec)
+                value = new_document(
+                    spec.session_id,
+                    workspace_id=spec.workspace_id,
+                    cwd=spec.cwd,
+                    now=epoch_ms(),
+                    title=spec.title,
+                    metadata=spec.metadata,
+                    tags=spec.tags,
+                )
+                live = self._live(spec, grant, value, host, known_empty=True)
+                await live.document.flush()
+            except BaseException as error:
+                taken = _log_is_anothers(error)
+                await self._undo(spec, host, logs=not taken)
+                if taken:
+                    raise _exists(spec.session_id) from error
+                raise
+            self._sessions[spec.session_id] = live
+            return live.info()
+
+    async def resume_session(self, spec: SessionSpec) -> SessionInfo:
+        """Bring a session back from its document and main's log; a live one is returned as it is.
+
+        Raises:
+            SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; what the activation raised.
+        """
+        async with self._only(spec.session_id):
+            live = self._sessions.get(spec.session_id)
+            if live is None:
+                stored = await self._services.store.read_document(spec.session_id)
+                live = await self._revive(spec, stored)
+            return live.info()
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        """A live session.
+
+        Raises:
+            SessionError: ``session.not_live``.
+        """
+        return self._session(session_id).info()
+
+    async def close_session(self, session_id: str, force: bool = False) -> None:
+        """Stop its agents, flush, give the claim back. Idempotent.
+
+        Raises:
+            KimiRayError: what could not be made durable; the session then stays live unless ``force``.
+        """
+        async with self._only(session_id):
+            live = self._sessions.get(session_id)
+            if live is None:
+                return
+            await live.close(force=force)
+            del self._sessions[session_id]
+
+    async def flush_session(self, session_id: str) -> None:
+        """Everything of a session is durable from here on."""
+        await self._session(session_id).flush()
+
+    async def update_document(self, session_id: str, patch: dict[str, Any]) -> SessionInfo:
+        """A caller's change of ``title``, ``metadata``, ``tags``; on disk when it returns."""
+        live = self._session(session_id)
+        await live.document.update(patch)
+        return live.info()
+
+    async def note_activity(self, activities: list[Activity]) -> None:
+        """What drivers saw main agents do, for the documents; of sessions that are not live here it is dropped."""
+        for activity in activities:
+            live = self._sessions.get(activity.session_id)
+            if live is not None:
+                live.document.note(activity)
+
+    # -- agents -----------------------------------------------------------------------------------------------------
+
+    async def agent_host(
+        self, session_id: str, agent_id: str, suspect: str | None = None, model: ResolvedModel | None = None
+    ) -> str:
+        """The host of an agent; brings it to life where needed (``LiveSession.agent_host``)."""
+        return await self._session(session_id).agent_host(agent_id, suspect, model)
+
+    async def find_agent(self, session_id: str, agent_id: str) -> str | None:
+        """The host of an agent that is alive, or None."""
+        return self._session(session_id).host_of(agent_id)
+
+    async def list_agents(self, session_id: str) -> list[dict[str, Any]]:
+        """Every agent of a session that has a log (``LiveSession.list_agents``)."""
+        return await self._session(session_id).list_agents()
+
+    # -- swarms -----------------------------------------------------------------------------------------------------
+
+    async def start_swarm(self, spec: SwarmSpec) -> None:
+        """Begin a swarm; its rollouts follow in ``feed_swarm``. The same run id again is the same swarm."""
+        live = self._session(spec.session_id)
+        if spec.run_id in live.swarms:
+            return
+
+        def registered(entries: list[AgentEntry]) -> None:
+            live.register_agents(entries)
+
+        services = SwarmServices(
+            self._cluster, self._services.registry, live.log.add, live.log.flush, live.next_numbers, registered
+        )
+        live.swarms[spec.run_id] = SwarmRun(spec, services)
+
+    async def feed_swarm(self, session_id: str, run_id: str, rollouts: list[Rollout]) -> None:
+        """The next rollouts of a swarm; returns when it wants more."""
+        await self._swarm(session_id, run_id).feed(rollouts)
+
+    async def read_rows(self, session_id: str, run_id: str, cursor: int, max_rows: int, wait_s: float) -> RowPage:
+        """What has ended, from a cursor on (``SwarmRun.read``)."""
+        return await self._swarm(session_id, run_id).read(cursor, max_rows, wait_s)
+
+    async def swarm_progress(self, session_id: str, run_id: str) -> SwarmProgress:
+        """Where a swarm stands."""
+        return await self._swarm(session_id, run_id).progress()
+
+    async def cancel_swarm(self, session_id: str, run_id: str, grace_s: float, mode: CancelMode = "cancel") -> None:
+        """Stop a swarm; returns at once, the rows follow (``SwarmRun.cancel``)."""
+        self._swarm(session_id, run_id).cancel(grace_s, mode)
+
+    async def forget_swarm(self, session_id: str, run_id: str) -> None:
+        """All rows of a swarm that is over have been read. Idempotent."""
+        live = self._sessions.get(session_id)
+        swarm = live.swarms.get(run_id) if live is not None else None
+        if live is not None and swarm is not None and swarm.done:
+            del live.swarms[run_id]
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    async def _revive(self, spec: SessionSpec, stored: Document | None) -> LiveSession:
+        services = self._services
+        if stored is None:
+            logs = await services.store.list_logs(spec.session_id)
+            main = next((log.header for log in logs if log.stream.agent_id == MAIN), None)
+            if main is None:
+                raise SessionError(
+                    f"there is no session {spec.session_id}",
+                    code="session.not_found",
+                    hint="kimi-ray sessions list shows those of this home",
+                    details={"session_id": spec.session_id},
+                )
+            value = new_document(
+                spec.session_id, workspace_id=spec.workspace_id, cwd=main.get("cwd"), now=int(main["created_at"])
+            )
+        else:
+            value = loaded_document(spec.session_id, stored.value)
+        grant = await services.store.open_session(spec.session_id, spec.nonce, value.get("workspace_id"))
+        try:
+            host = await self._activate_main(spec)
+        except BaseException:
+            await asyncio.shield(services.store.close_session(spec.session_id, spec.nonce))
+            raise
+        live = self._live(spec, grant, value, host, known_empty=False)
+        await live.reconcile()
+        self._sessions[spec.session_id] = live
+        return live
+
+    async def _activate_main(self, spec: SessionSpec) -> str:
+        services = self._services
+        return await activate_agent(
+            self._cluster, services.registry, spec.main, isolation=spec.isolation, node_id=spec.node_id
+        )
+
+    def _live(
+        self, spec: SessionSpec, grant: SessionGrant, value: dict[str, Any], host: str, *, known_empty: bool
+    ) -> LiveSession:
+        main = LiveAgent(spec.main, host, spec.isolation, spec.node_id)
+        store = self._services.store
+
+        async def write(value: dict[str, Any], over: int) -> int:
+            return await store.write_document(spec.session_id, value, grant.grant, spec.nonce, over)
+
+        document = SessionDocument(value, grant.revision, write, clock=epoch_ms)
+        document.register([AgentEntry(MAIN, "main", None)])
+        return LiveSession(self._services, spec, document, main, known_empty=known_empty)
+
+    async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
+        """Take back what a failed creation did, as far as it can be reached; the failure itself is what is raised."""
+        services = self._services
+
+        async def undo() -> None:
+            steps: list[Callable[[], Any]] = []
+            if host is not None:
+                placed = host
+                peer = self._cluster.peer(host)
+                stream = Stream(spec.session_id, MAIN)
+                steps.append(lambda: peer.call("close_agents", [stream], True, timeout_s=_FORCED_S, group="store"))
+                steps.append(lambda: services.registry.released(placed))
+            if logs and host is not None:
+                steps.append(lambda: services.store.remove(spec.session_id))
+            steps.append(lambda: services.store.close_session(spec.session_id, spec.nonce))
+            for step in steps:
+                try:
+                    await step()
+                except KimiRayError:
+                    continue
+
+        await asyncio.shield(asyncio.ensure_future(undo()))
+
+    def _session(self, session_id: str) -> LiveSession:
+        live = self._sessions.get(session_id)
+        if live is None:
+            raise SessionError(
+                f"session {session_id} is not live on {self._name}",
+                code="session.not_live",
+                hint="resume it",
+                details={"session_id": session_id},
+                retryable=True,
+            )
+        return live
+
+    def _swarm(self, session_id: str, run_id: str) -> SwarmRun:
+        swarm = self._session(session_id).swarms.get(run_id)
+        if swarm is None:
+            raise RunError(
+                f"session {session_id} has no swarm {run_id}",
+                code="swarm.not_found",
+                details={"session_id": session_id, "run_id": run_id},
+            )
+        return swarm
+
+    @asynccontextmanager
+    async def _only(self, session_id: str) -> AsyncGenerator[None]:
+        """One operation at a time on an id."""
+        lock, users = self._locks.get(session_id, (asyncio.Lock(), 0))
+        self._locks[session_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[session_id]
+            if users == 1:
+                del self._locks[session_id]
+            else:
+                self._locks[session_id] = (lock, users - 1)
+
+
+def _exists(session_id: str) -> SessionError:
+    return SessionError(
+        f"there is a session {session_id} already",
+        code="session.exists",
+        hint="resume it, or leave the id out for a new one",
+        details={"session_id": session_id},
+    )
+
+
+def _log_is_anothers(error: BaseException) -> bool:
+    """Whether a creation failed because main's log is there: then it is not ours to remove."""
+    return isinstance(error, StoreError) and error.code in ("store.exists", "store.deleted")

@@ -1,0 +1,201 @@
+"""Calls to the two actors that are restarted when they die, the store and the registry: again until they answer.
+
+Whatever is called this way may be called twice: the store's methods are idempotent (by nonce, by revision, or because
+they only read), and the registry's counts are soft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
+from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, store_name
+from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.settings import Isolation
+from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionGrant, Stream
+
+_PAUSE_S = 0.05
+_PAUSE_MAX_S = 1.0
+_TRY_S = 20.0
+"""One try: long enough for a claim, short enough that a restarted actor is asked again in time."""
+
+
+async def call_steadily(
+    peer: Peer,
+    method: str,
+    *args: Any,
+    group: Group,
+    within_s: float,
+    gone: Callable[[str, KimiRayError], KimiRayError],
+) -> Any:
+    """Call until the callee answers, at most ``within_s`` seconds; ``gone`` makes the error for its silence.
+
+    Raises:
+        KimiRayError: what the callee raised, or what ``gone`` made.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    pause_s = _PAUSE_S
+    while True:
+        left = max(deadline - loop.time(), _PAUSE_S)
+        try:
+            return await peer.call(method, *args, timeout_s=min(left, _TRY_S), group=group)
+        except KimiRayError as error:
+            if not is_lost(error.code):
+                raise
+            if loop.time() + pause_s >= deadline:
+                raise gone(method, error) from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+
+
+def shard_of(session_id: str, shards: int) -> int:
+    """The store shard that keeps a session."""
+    return int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % shards if shards > 1 else 0
+
+
+class StoreCalls:
+    """The store's shards as one object.
+
+    Args:
+        cluster: Where the store lives.
+        shards: How many shards there are.
+        within_s: Longest wait of a call, restarts of the store included.
+    """
+
+    def __init__(self, cluster: Cluster, shards: int, within_s: float) -> None:
+        self._cluster = cluster
+        self._shards = shards
+        self._within_s = within_s
+
+    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None) -> SessionGrant:
+        """Claim a session (``Store.open_session``)."""
+        return await self._call(session_id, "open_session", session_id, nonce, workspace_id, group="store")
+
+    async def close_session(self, session_id: str, nonce: str) -> None:
+        """Give the claim back (``Store.close_session``)."""
+        await self._call(session_id, "close_session", session_id, nonce, group="store")
+
+    async def write_document(
+        self, session_id: str, value: dict[str, Any], grant: int, nonce: str, revision: int
+    ) -> int:
+        """Compare and set (``Store.write_document``); a write whose answer was lost is recognised by its value."""
+        try:
+            return await self._call(
+                session_id, "write_document", session_id, value, grant, nonce, revision, group="store"
+            )
+        except StoreError as error:
+            if error.code != "store.conflict":
+                raise
+            stored = await self.read_document(session_id)
+            if stored is None or stored.value != value:
+                raise
+            return stored.revision
+
+    async def read_document(self, session_id: str) -> Document | None:
+        """The document, or None (``Store.read_document``)."""
+        return await self._call(session_id, "read_document", session_id, group="store")
+
+    async def list_documents(self) -> list[Document]:
+        """The documents of all shards (``Store.list_documents``)."""
+        parts = await asyncio.gather(
+            *(self._call_shard(shard, "list_documents", group="store") for shard in range(self._shards))
+        )
+        return [document for part in parts for document in part]
+
+    async def list_logs(self, session_id: str) -> list[ListedLog]:
+        """The headers of a session's logs (``Store.list_logs``)."""
+        return await self._call(session_id, "list_logs", session_id, group="store")
+
+    async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
+        """A page of a log (``Store.read_from``)."""
+        return await self._call(stream.session_id, "read_from", stream, seq, limit, max_bytes, group="store")
+
+    async def inspect(self, stream: Stream) -> LogView:
+        """A log's header and end (``Store.inspect``)."""
+        return await self._call(stream.session_id, "inspect", stream, group="store")
+
+    async def read_blob(self, session_id: str, digest: str) -> bytes:
+        """A blob, from the shard of the session that refers to it (``Store.read_blob``)."""
+        return await self._call(session_id, "read_blob", digest, group="store")
+
+    async def open_writers(self, shard: int, targets: list[tuple[dict[str, Any] | Stream, str]]) -> list[Any]:
+        """Grants for many logs of a shard (``Store.open_writer`` each): a ``WriterGrant``, or an error's data."""
+        return await self._call_shard(shard, "open_writers", targets, group="store")
+
+    async def close_writers(self, shard: int, grants: list[tuple[Stream, int, str]]) -> list[Any]:
+        """Give grants of a shard back (``Store.close_writer`` each): None, or an error's data."""
+        return await self._call_shard(shard, "close_writers", grants, group="store")
+
+    async def remove(self, session_id: str) -> None:
+        """Delete a session (``Store.remove``)."""
+        await self._call(session_id, "remove", session_id, group="store")
+
+    async def _call(self, session_id: str, method: str, *args: Any, group: Group) -> Any:
+        return await self._call_shard(shard_of(session_id, self._shards), method, *args, group=group)
+
+    async def _call_shard(self, shard: int, method: str, *args: Any, group: Group) -> Any:
+        peer = self._cluster.peer(store_name(self._cluster.home_id, shard))
+
+        def gone(method: str, error: KimiRayError) -> KimiRayError:
+            return StoreError(
+                f"the store {peer.name} did not answer {method} within {self._within_s:g} s",
+                code="store.unavailable",
+                hint="kimi-ray status and kimi-ray logs show what its actor is doing",
+                details={"method": method, "cause": str(error)},
+                retryable=True,
+            )
+
+        return await call_steadily(peer, method, *args, group=group, within_s=self._within_s, gone=gone)
+
+
+class RegistryCalls:
+    """The registry as one object.
+
+    Args:
+        cluster: Where the registry lives.
+        within_s: Longest wait of a call, restarts of the registry included.
+    """
+
+    def __init__(self, cluster: Cluster, within_s: float) -> None:
+        self._peer = cluster.peer(registry_name(cluster.home_id))
+        self._within_s = within_s
+
+    async def place_session(self, session_id: str, isolation: Isolation | None) -> str:
+        """The session host to use."""
+        return await self._call("place_session", session_id, isolation)
+
+    async def find_session(self, session_id: str) -> str | None:
+        """The session host that holds a session, or None."""
+        return await self._call("find_session", session_id, group="control")
+
+    async def forget_session(self, session_id: str) -> None:
+        """A session is closed."""
+        await self._call("forget_session", session_id, group="control")
+
+    async def place_agents(self, wishes: list[PlaceAgent]) -> list[str]:
+        """An agent host for each wish."""
+        return await self._call("place_agents", wishes)
+
+    async def released(self, host: str, count: int = 1) -> None:
+        """Agents of a host are gone."""
+        await self._call("released", host, count, group="control")
+
+    async def report_lost(self, host: str) -> bool:
+        """Whether a host that could not be reached is gone for good."""
+        return await self._call("report_lost", host, group="control")
+
+    async def _call(self, method: str, *args: Any, group: Group = "default") -> Any:
+        def gone(method: str, error: KimiRayError) -> KimiRayError:
+            return RuntimeFault(
+                f"the registry did not answer {method} within {self._within_s:g} s",
+                code="runtime.registry_unavailable",
+                hint="kimi-ray status shows what runs; kimi-ray down ends what is left",
+                details={"method": method, "cause": str(error)},
+                retryable=True,
+            )
+
+        return await call_steadily(self._peer, method, *args, group=group, within_s=self._within_s, gone=gone)

@@ -1,0 +1,68 @@
+"""The rows of a swarm on their way to its driver: read by cursor, kept until acknowledged, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.swarm_words import RowEntry, RowPage
+
+MAX_UNREAD = 50_000
+_LINGER_S = 0.05
+_ENOUGH = 100
+
+
+class RowBuffer:
+    """Entries in order of completion."""
+
+    def __init__(self) -> None:
+        self._entries: list[RowEntry] = []
+        self._base = 0
+        self._done = False
+        self._error: KimiRayError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody reads fast enough: nothing should start until somebody does."""
+        return len(self._entries) >= MAX_UNREAD
+
+    @property
+    def done(self) -> bool:
+        """Whether no entry will follow."""
+        return self._done
+
+    def put(self, *entries: RowEntry) -> None:
+        """More entries."""
+        self._entries.extend(entries)
+        self._news.set()
+
+    def finish(self, error: KimiRayError | None = None) -> None:
+        """No entry will follow. The first call decides."""
+        if not self._done:
+            self._done = True
+            self._error = error
+        self._news.set()
+
+    async def read(self, cursor: int, max_rows: int, wait_s: float) -> RowPage:
+        """Entries from ``cursor``, which acknowledges those below it; waits up to ``wait_s`` for the first one.
+
+        A read that finds few waits a moment for more, so that a row does not cost a call.
+        """
+        while len(self._entries) <= cursor - self._base and not self._done:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), wait_s)
+            except TimeoutError:
+                break
+        if not self._done and 0 < len(self._entries) - (cursor - self._base) < _ENOUGH:
+            await asyncio.sleep(_LINGER_S)
+        read = cursor - self._base
+        if read > 0:
+            # The page before has arrived: what it held need not be kept.
+            del self._entries[:read]
+            self._base = cursor
+        page = tuple(self._entries[:max_rows])
+        done = self._done and len(page) == len(self._entries)
+        error = self._error.to_data() if done and self._error is not None else None
+        return RowPage(page, self._base + len(page), done, error)

@@ -1,0 +1,635 @@
+"""The coordinator of one swarm: starts its rollouts on the agent hosts, waits for them, and accounts for every key.
+
+``Schedule`` decides what starts next; here it is carried out. A child that fails is data in its row. A host that is
+lost costs its rollouts an interruption: they go on elsewhere from their logs, or begin again as a new attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kimi_ray.errors import AgentError, KimiRayError, RunError, error_from_data
+from kimi_ray.hosts.ports import Cluster, is_lost
+from kimi_ray.hosts.specs import Ack, LogEntry, Outcome, PlaceAgent
+from kimi_ray.hosts.steady_calls import RegistryCalls
+from kimi_ray.hosts.swarm_attempts import Attempt, Ending, attempt_row, ending_of, failed, run_request, spent_of
+from kimi_ray.hosts.swarm_rows import RowBuffer
+from kimi_ray.hosts.swarm_watch import SwarmWatch
+from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
+from kimi_ray.hosts.waiting import OutcomeWaiter, PromptKey
+from kimi_ray.ids import new_ulid
+from kimi_ray.runs.items import RolloutKey
+from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
+from kimi_ray.session import AgentEntry
+from kimi_ray.store.seam import Stream
+
+MAX_REVIVALS = 3
+"""How often the host of one rollout may be lost under it before the rollout is given up."""
+
+_BACKLOG = 4000
+_BATCH = 128
+_BATCH_CHARS = 16 << 20
+_RUN_S = 120.0
+_CONTROL_S = 10.0
+_CLOSE_S = 35.0
+_TICK_S = 0.5
+_BALANCE_S = 0.25
+_RESENDS = 5
+_CANCELS_AT_ONCE = 64
+_POSITIONS_IN_END = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmServices:
+    """What the session lends its swarm.
+
+    Attributes:
+        record: Write events into main's log, soon and in order.
+        flush_log: The same, durable when it returns.
+        numbers: So many agent numbers that nobody else gets.
+        registered: Agents exist.
+    """
+
+    cluster: Cluster
+    registry: RegistryCalls
+    record: Callable[[list[LogEntry]], None]
+    flush_log: Callable[[], Awaitable[Any]]
+    numbers: Callable[[int], Awaitable[Sequence[int]]]
+    registered: Callable[[list[AgentEntry]], None]
+
+
+class SwarmRun:
+    """A running swarm. It begins when it is built, inside a running loop.
+
+    Raises:
+        RunError: what ``Schedule`` refuses (``swarm.bad_concurrency`` ...).
+    """
+
+    def __init__(self, spec: SwarmSpec, services: SwarmServices) -> None:
+        self._spec = spec
+        self._services = services
+        self._schedule = Schedule(
+            spec.keys,
+            seed=spec.seed,
+            clock=time.monotonic,
+            max_concurrency=spec.max_concurrency,
+            retries=spec.retries,
+            retry_on=spec.retry_on,
+            fail_on=spec.fail_on,
+            total_limits=spec.total_limits,
+            attempts_before=spec.attempts_before,
+        )
+        self._began = time.monotonic()
+        self._data: dict[RolloutKey, Rollout] = {}
+        self._starved: dict[RolloutKey, Start] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._extra: Counter[RolloutKey] = Counter()
+        self._tried: dict[RolloutKey, tuple[int, float]] = {}
+        self._waiters: dict[str, OutcomeWaiter] = {}
+        self._free: Counter[str] = Counter()
+        self._balanced = 0.0
+        self._rows = RowBuffer()
+        self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
+        self._past = Spent()
+        self._interruptions = 0
+        self._keys_ended = 0
+        self._positions: dict[str, dict[str, int]] = {}
+        self._cancel_running = False
+        self._limit: KimiRayError | None = None
+        self._changed = asyncio.Event()
+        self._fed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.agent_calls = 0
+        """Calls to agent hosts so far."""
+        self._main = asyncio.get_running_loop().create_task(self._run(), name=f"swarm {spec.run_id}")
+
+    @property
+    def done(self) -> bool:
+        """Whether every key has ended."""
+        return self._rows.done
+
+    def host_of(self, agent_id: str) -> str | None:
+        """The host of a running rollout's agent, or None."""
+        attempt = self._attempts.get(agent_id)
+        return attempt.host if attempt is not None and attempt.accepted else None
+
+    def living(self) -> dict[str, list[Stream]]:
+        """The agents that run now, by host."""
+        found: dict[str, list[Stream]] = {}
+        for attempt in self._attempts.values():
+            if attempt.accepted:
+                found.setdefault(attempt.host, []).append(attempt.stream)
+        return found
+
+    async def feed(self, rollouts: list[Rollout]) -> None:
+        """The data of the next keys; returns when more is wanted (at most some thousand wait here)."""
+        ready: list[tuple[Start, Rollout]] = []
+        for rollout in rollouts:
+            self._data[rollout.key] = rollout
+            start = self._starved.pop(rollout.key, None)
+            if start is not None:
+                ready.append((start, rollout))
+        if ready:
+            self._spawn(self._launch(ready))
+        while len(self._data) - len(self._attempts) > _BACKLOG and self._schedule.stopped is None and not self.done:
+            self._fed.clear()
+            await self._fed.wait()
+
+    async def read(self, cursor: int, max_rows: int, wait_s: float) -> RowPage:
+        """What has ended, from ``cursor`` on."""
+        page = await self._rows.read(cursor, max_rows, wait_s)
+        self._changed.set()
+        return page
+
+    async def progress(self) -> SwarmProgress:
+        """Where it stands."""
+        await self._watch.refresh(list(self._attempts.values()))
+        return self._watch.picture(self._schedule, self._past, self._attempts, self._interruptions)
+
+    def cancel(self, grace_s: float, mode: CancelMode) -> None:
+        """Nothing new starts. ``cancel``: what runs is cancelled and has ``grace_s`` to say how it ended."""
+        self._schedule.stop("cancelled")
+        self._changed.set()
+        self._fed.set()
+        if mode == "cancel" and not self._cancel_running:
+            self._cancel_running = True
+            self._spawn(self._cancel_all(grace_s))
+
+    async def close(self) -> None:
+        """Cancel it and wait until every key has ended, bounded; then nothing of it runs any more."""
+        if not self.done:
+            self.cancel(_CONTROL_S, "cancel")
+            await asyncio.wait({self._main}, timeout=_CLOSE_S)
+        tasks = [self._main, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(waiter.close() for waiter in self._waiters.values()))
+
+    # -- the course -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        spec = self._spec
+        start = {"run_id": spec.run_id, "rollouts": len(spec.keys), "max_concurrency": spec.max_concurrency}
+        self._services.record([LogEntry("swarm/start", {**start, "profile": spec.profile.name})])
+        error: KimiRayError | None = None
+        try:
+            await self._until_all_ended()
+            for key, made in self._schedule.not_started():
+                # A key whose last attempt failed and was to be tried again has that attempt's row.
+                tried = made > spec.attempts_before.get(key, 0)
+                self._end_key(key, None if tried else self._schedule.stopped)
+            if self._keys_ended != len(spec.keys):
+                error = RunError(
+                    f"{len(spec.keys)} rollouts were asked for and {self._keys_ended} ended",
+                    code="swarm.incomplete",
+                    hint="this is a defect of kimi_ray; the logs hold what was done",
+                )
+            await self._give_back()
+            self._record_end()
+            await self._services.flush_log()
+        except KimiRayError as failure:
+            error = failure
+        finally:
+            self._rows.finish(error)
+            self._fed.set()
+            for waiter in self._waiters.values():
+                await waiter.close()
+
+    async def _until_all_ended(self) -> None:
+        while True:
+            self._start_ready()
+            if self._schedule.finished_all and not self._attempts:
+                return
+            self._changed.clear()
+            wait_s = self._schedule.wait_s()
+            tick_s = _TICK_S if self._counts_while_running() else None
+            bounds = [bound for bound in (wait_s, tick_s) if bound is not None]
+            try:
+                await asyncio.wait_for(self._changed.wait(), min(bounds) if bounds else None)
+            except TimeoutError:
+                pass
+            if self._counts_while_running():
+                await self._count_running()
+            self._enforce(self._schedule.check_limits())
+
+    def _start_ready(self) -> None:
+        ready: list[tuple[Start, Rollout]] = []
+        while not self._rows.full and (start := self._schedule.next_start()) is not None:
+            rollout = self._data.get(start.key)
+            if rollout is None:
+                self._starved[start.key] = start
+            else:
+                ready.append((start, rollout))
+        if ready:
+            self._fed.set()
+            self._spawn(self._launch(ready))
+        if self._schedule.stopped is not None:
+            for key in list(self._starved):
+                del self._starved[key]
+                self._schedule.finished(key, "not_started", None)
+                self._end_key(key, self._schedule.stopped)
+
+    async def _launch(self, ready: list[tuple[Start, Rollout]]) -> None:
+        numbers = await self._services.numbers(len(ready))
+        now = time.monotonic()
+        attempts: list[Attempt] = []
+        for (start, rollout), number in zip(ready, numbers, strict=True):
+            made, since = self._tried.get(start.key, (0, self._began))
+            count = start.attempt + self._extra[start.key]
+            seed = start.seed if count == start.attempt else self._spec.seed.of(*start.key, count)
+            if rollout.sampling is not None and rollout.sampling.seed is not None:
+                seed = rollout.sampling.seed
+            send = start.send_seed or (rollout.sampling is not None and rollout.sampling.seed is not None)
+            request = run_request(self._spec, rollout, f"agent-{number}", count, seed, send)
+            self._tried[start.key] = (made + 1, since)
+            attempt = Attempt(rollout, count, seed, request, queued_s=max(0.0, now - since))
+            self._attempts[attempt.agent_id] = attempt
+            attempts.append(attempt)
+        self._services.registered([AgentEntry(a.agent_id, labels={"item": a.rollout.key.item_id}) for a in attempts])
+        self._services.record([LogEntry("subagent/spawned", _spawned(self._spec, a)) for a in attempts])
+        await self._place_and_begin(attempts)
+
+    async def _place_and_begin(self, attempts: list[Attempt]) -> None:
+        try:
+            await self._place(attempts)
+        except KimiRayError as error:
+            for attempt in attempts:
+                self._finish(attempt, failed(error), placed=False)
+            return
+        by_host: dict[str, list[Attempt]] = {}
+        for attempt in attempts:
+            by_host.setdefault(attempt.host, []).append(attempt)
+        for host, group in by_host.items():
+            for batch in _batches(group):
+                self._spawn(self._begin(host, batch))
+
+    async def _place(self, attempts: list[Attempt]) -> None:
+        """A host for each: places that other rollouts of this swarm left, else new ones from the registry.
+
+        Now and then all free places go back first, so that the load follows hosts that came later.
+        """
+        now = time.monotonic()
+        if now - self._balanced > _BALANCE_S:
+            self._balanced = now
+            await self._give_back()
+        missing: list[Attempt] = []
+        for attempt in attempts:
+            host = next(iter(self._free), None)
+            if host is None:
+                missing.append(attempt)
+                continue
+            attempt.host = host
+            self._free[host] -= 1
+            if self._free[host] <= 0:
+                del self._free[host]
+        if missing:
+            wishes = [PlaceAgent(a.stream, self._spec.isolation, self._spec.node_id) for a in missing]
+            for attempt, host in zip(missing, await self._services.registry.place_agents(wishes), strict=True):
+                attempt.host = host
+
+    async def _begin(self, host: str, attempts: list[Attempt]) -> None:
+        self.agent_calls += 1
+        try:
+            acks: list[Ack] = await self._services.cluster.peer(host).call(
+                "run_many", [attempt.request for attempt in attempts], timeout_s=_RUN_S
+            )
+        except KimiRayError as error:
+            await self._unreachable(host, attempts, error)
+            return
+        running: list[Attempt] = []
+        for attempt, ack in zip(attempts, acks, strict=True):
+            if ack.error is not None:
+                self._refused(attempt, error_from_data(ack.error))
+            elif not attempt.ended:
+                running.append(attempt)
+        self._services.record(
+            [
+                LogEntry("subagent/started", {"agent_id": a.agent_id})
+                for a in running
+                if not a.accepted and not a.revivals
+            ]
+        )
+        for attempt in running:
+            attempt.accepted = True
+        self._waiter(host).add(attempt.wait_key for attempt in running)
+        if self._cancel_running or self._limit is not None:
+            await self._send_cancels(running)
+
+    def _refused(self, attempt: Attempt, error: KimiRayError) -> None:
+        """An agent did not come to life. Where a loss left open whether its log exists, the other way is tried."""
+        agent = attempt.request.agent
+        attempt.resends += 1
+        exists = error.code == "store.exists"
+        if attempt.resends <= _RESENDS and (exists or (error.code == "store.not_found" and attempt.revivals)):
+            header = None if exists else _header_of(self._spec, attempt)
+            request = replace(attempt.request, agent=replace(agent, header=header, nonce=new_ulid()), release=False)
+            attempt.request = request
+            self._spawn(self._begin(attempt.host, [attempt]))
+        elif error.code == "workdir.lost" and attempt.revivals:
+            self._again(attempt, failed(error))
+        else:
+            self._finish(attempt, failed(error))
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _waiter(self, host: str) -> OutcomeWaiter:
+        waiter = self._waiters.get(host)
+        if waiter is None:
+
+            def lost(error: KimiRayError, keys: list[PromptKey]) -> None:
+                attempts = [a for stream, _ in keys if (a := self._attempts.get(stream.agent_id)) is not None]
+                self._spawn(self._unreachable(host, attempts, error))
+
+            waiter = self._waiters[host] = OutcomeWaiter(
+                self._services.cluster.peer(host), self._came_back, lost, on_call=self._count_call
+            )
+        return waiter
+
+    def _count_call(self) -> None:
+        self.agent_calls += 1
+
+    def _came_back(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            attempt = self._attempts.get(outcome.stream.agent_id)
+            if attempt is None or attempt.prompt_id != outcome.prompt_id:
+                continue
+            code = (outcome.result.error or {}).get("code")
+            if outcome.seq < 0 and code in ("agent.not_found", "store.fenced", "agent.closed"):
+                # The host lives and the agent does not: bring it back from its log.
+                self._spawn(self._revive([attempt]))
+            else:
+                self._finish(attempt, ending_of(outcome))
+
+    def _finish(self, attempt: Attempt, ending: Ending, *, placed: bool = True) -> None:
+        if not self._close_attempt(attempt, ending, placed=placed):
+            return
+        row = attempt_row(self._spec, attempt, ending)
+        self._rows.put(row)
+        key = attempt.rollout.key
+        totals = spent_of(ending.outcome.totals) if ending.outcome is not None else None
+        if self._schedule.finished(key, row.status, row.error, totals):
+            self._end_key(key, None)
+        else:
+            self._tried[key] = (self._tried[key][0], time.monotonic())
+        self._changed.set()
+
+    def _again(self, attempt: Attempt, ending: Ending) -> None:
+        """An interrupted rollout begins again as a new attempt, which is no retry: the schedule sees it running on."""
+        key, rollout = attempt.rollout.key, attempt.rollout
+        if self._schedule.stopped is not None or self._extra[key] >= MAX_REVIVALS:
+            self._finish(attempt, ending)
+            return
+        if not self._close_attempt(attempt, ending, placed=True):
+            return
+        self._rows.put(attempt_row(self._spec, attempt, ending))
+        base = attempt.number - self._extra[key]
+        self._extra[key] += 1
+        self._tried[key] = (self._tried[key][0], time.monotonic())
+        start = Start(key, base, self._spec.seed.of(*key, base), self._spec.seed.sent)
+        self._spawn(self._launch([(start, rollout)]))
+
+    def _close_attempt(self, attempt: Attempt, ending: Ending, *, placed: bool) -> bool:
+        """What every end of an attempt does, once: place, count, event."""
+        if attempt.ended:
+            return False
+        attempt.ended = True
+        self._attempts.pop(attempt.agent_id, None)
+        waiter = self._waiters.get(attempt.host)
+        if waiter is not None:
+            waiter.discard(attempt.wait_key)
+        if placed and attempt.host:
+            self._free[attempt.host] += 1
+            if not attempt.request.release or (ending.outcome is None and attempt.accepted):
+                self._spawn(self._close_agent(attempt))
+            if self._spec.isolation == "dedicated":
+                # The process ends with its agent.
+                self._spawn(self._give_back())
+                if waiter is not None:
+                    del self._waiters[attempt.host]
+                    self._spawn(waiter.close())
+        if ending.outcome is not None:
+            self._past = self._past.plus(spent_of(ending.outcome.totals))
+        self._services.record([_ended_event(attempt, ending)])
+        outcome = ending.outcome
+        if outcome is not None and outcome.seq >= 0 and len(self._positions) <= _POSITIONS_IN_END:
+            self._positions[attempt.agent_id] = {"seq": outcome.seq, "epoch": outcome.epoch}
+        return True
+
+    def _end_key(self, key: RolloutKey, stop: str | None) -> None:
+        self._rows.put(KeyEnd(key, stop))
+        self._keys_ended += 1
+        self._data.pop(key, None)
+        self._tried.pop(key, None)
+        self._extra.pop(key, None)
+
+    def _record_end(self) -> None:
+        counts = {name: count for name, count in self._schedule.progress().done.items() if count}
+        missing = len(self._spec.keys) - sum(counts.values())
+        if missing:
+            counts["not_started"] = counts.get("not_started", 0) + missing
+        data: dict[str, Any] = {"run_id": self._spec.run_id, "counts": counts}
+        if self._positions and len(self._positions) <= _POSITIONS_IN_END:
+            # Above that the positions stand in the children's own events only: an event has a size.
+            data["agents"] = self._positions
+        self._services.record([LogEntry("swarm/end", data)])
+
+    # -- losses -----------------------------------------------------------------------------------------------------
+
+    async def _unreachable(self, host: str, attempts: list[Attempt], error: KimiRayError) -> None:
+        """A call to a host failed: is it gone, or was it only slow?"""
+        attempts = [attempt for attempt in attempts if not attempt.ended]
+        if not is_lost(error.code):
+            for attempt in attempts:
+                self._finish(attempt, failed(error))
+            return
+        if await self._services.registry.report_lost(host):
+            self._free.pop(host, None)
+            await self._revive(attempts)
+            return
+        again: list[Attempt] = []
+        for attempt in attempts:
+            attempt.resends += 1
+            if attempt.resends > _RESENDS:
+                self._finish(attempt, failed(error))
+            elif attempt.accepted:
+                self._waiter(host).add([attempt.wait_key])
+            else:
+                again.append(attempt)
+        for batch in _batches(again):
+            self._spawn(self._begin(host, batch))
+
+    async def _revive(self, attempts: list[Attempt]) -> None:
+        """Bring agents back elsewhere, or begin their rollouts again."""
+        revived: list[Attempt] = []
+        for attempt in attempts:
+            if attempt.ended:
+                continue
+            attempt.revivals += 1
+            self._interruptions += 1
+            lost = AgentError(
+                f"the host of {attempt.stream} was lost",
+                code="turn.interrupted",
+                details={"host": attempt.host, "revivals": attempt.revivals},
+                retryable=True,
+            )
+            ending = Ending("interrupted", None, lost.to_data())
+            if attempt.revivals > MAX_REVIVALS or self._cancel_running:
+                self._finish(attempt, ending if not self._cancel_running else Ending("cancelled", None, None))
+            elif self._spec.on_interrupted == "restart" and attempt.accepted:
+                self._again(attempt, ending)
+            else:
+                # Whether its log exists is open until its prompt was accepted: `_refused` tries the other way then.
+                attempt.request = replace(
+                    attempt.request,
+                    agent=replace(attempt.request.agent, header=None, nonce=new_ulid()),
+                    release=False,
+                )
+                revived.append(attempt)
+        self._services.record(
+            [LogEntry("subagent/suspended", {"agent_id": a.agent_id, "reason": "host lost"}) for a in revived]
+        )
+        if revived:
+            await self._place_and_begin(revived)
+
+    # -- stopping ---------------------------------------------------------------------------------------------------
+
+    def _counts_while_running(self) -> bool:
+        limits = self._spec.total_limits
+        if limits is None or not self._attempts:
+            return False
+        return any(value is not None for name, value in limits.__dict__.items() if name != "time_s")
+
+    async def _count_running(self) -> None:
+        for progress in (await self._watch.refresh(list(self._attempts.values()))).values():
+            attempt = self._attempts.get(progress.stream.agent_id)
+            if attempt is not None:
+                used = Spent(
+                    turns=0 if progress.turn is None else progress.turn + 1,
+                    steps=0 if progress.step is None else progress.step + 1,
+                    output_tokens=progress.output_tokens,
+                    total_tokens=progress.total_tokens,
+                    cost_usd=progress.cost_usd,
+                )
+                self._enforce(self._schedule.spent(attempt.rollout.key, used))
+
+    def _enforce(self, hit: LimitHit | None) -> None:
+        """A total limit is reached: the running attempts end with it."""
+        if hit is None or self._limit is not None:
+            return
+        self._limit = AgentError(
+            f"the run's {hit.name} of {hit.value:g} is used up ({hit.used:g})",
+            code=f"limit.{hit.name}",
+            details={"name": hit.name, "value": hit.value, "used": hit.used, "scope": "swarm"},
+        )
+        self._fed.set()
+        self._spawn(self._send_cancels(list(self._attempts.values())))
+
+    async def _cancel_all(self, grace_s: float) -> None:
+        await self._send_cancels(list(self._attempts.values()))
+        await asyncio.wait({self._main}, timeout=grace_s)
+        for attempt in list(self._attempts.values()):
+            self._finish(attempt, Ending("cancelled"))
+
+    async def _send_cancels(self, attempts: list[Attempt]) -> None:
+        gate = asyncio.Semaphore(_CANCELS_AT_ONCE)
+        limit = self._limit.to_data() if self._limit is not None and not self._cancel_running else None
+        cause = "cancelled" if limit is None else "limit"
+
+        async def send(attempt: Attempt) -> None:
+            attempt.cancelling = True
+            async with gate:
+                try:
+                    await self._services.cluster.peer(attempt.host).call(
+                        "cancel", attempt.stream, attempt.prompt_id, cause, limit, timeout_s=_CONTROL_S, group="control"
+                    )
+                except KimiRayError as error:
+                    if not is_lost(error.code) and error.code != "agent.not_found":
+                        raise
+
+        await asyncio.gather(*(send(a) for a in attempts if a.accepted and not a.cancelling and not a.ended))
+
+    async def _close_agent(self, attempt: Attempt) -> None:
+        """An agent that does not let go by itself."""
+        self.agent_calls += 1
+        try:
+            await self._services.cluster.peer(attempt.host).call(
+                "close_agents", [attempt.stream], True, timeout_s=_CLOSE_S, group="store"
+            )
+        except KimiRayError as error:
+            if not is_lost(error.code):
+                raise
+
+    async def _give_back(self) -> None:
+        free, self._free = self._free, Counter()
+        await asyncio.gather(*(self._services.registry.released(host, count) for host, count in free.items()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended_task)
+
+    def _ended_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._main.done():
+            # A step of the coordinator itself failed: the swarm says so instead of waiting for ever.
+            self._main.cancel()
+            known = error if isinstance(error, KimiRayError) else KimiRayError(repr(error), code="internal")
+            self._rows.finish(known)
+
+
+def _header_of(spec: SwarmSpec, attempt: Attempt) -> dict[str, Any] | None:
+    request = run_request(spec, attempt.rollout, attempt.agent_id, attempt.number, attempt.seed, send_seed=False)
+    return request.agent.header
+
+
+def _spawned(spec: SwarmSpec, attempt: Attempt) -> dict[str, Any]:
+    key = attempt.rollout.key
+    return {
+        "agent_id": attempt.agent_id,
+        "profile": spec.profile.name,
+        "labels": {"item": key.item_id},
+        "item_id": key.item_id,
+        "repeat": key.repeat,
+        "attempt": attempt.number,
+    }
+
+
+def _ended_event(attempt: Attempt, ending: Ending) -> LogEntry:
+    """``subagent/completed`` for an agent that says how it ended, well or not; else ``subagent/failed``."""
+    outcome = ending.outcome
+    if outcome is not None and outcome.seq >= 0 and ending.error is None:
+        data: dict[str, Any] = {
+            "agent_id": attempt.agent_id,
+            "seq": outcome.seq,
+            "epoch": outcome.epoch,
+            "status": ending.stop,
+        }
+        if outcome.message_seq is not None:
+            data["message_seq"] = outcome.message_seq
+        return LogEntry("subagent/completed", data)
+    error = ending.error or AgentError(f"{attempt.stream} ended: {ending.stop}", code=f"turn.{ending.stop}").to_data()
+    data = {"agent_id": attempt.agent_id, "error": error}
+    if outcome is not None and outcome.seq >= 0:
+        data |= {"seq": outcome.seq, "epoch": outcome.epoch}
+    return LogEntry("subagent/failed", data)
+
+
+def _batches(attempts: list[Attempt]) -> list[list[Attempt]]:
+    """Parts of a call's size: neither too many agents nor too much text in one."""
+    parts: list[list[Attempt]] = []
+    chars = 0
+    for attempt in attempts:
+        size = len(attempt.rollout.prompt)
+        if not parts or len(parts[-1]) >= _BATCH or chars + size > _BATCH_CHARS:
+            parts.append([])
+            chars = 0
+        parts[-1].append(attempt)
+        chars += size
+    return parts

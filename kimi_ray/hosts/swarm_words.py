@@ -1,0 +1,123 @@
+"""The words of a swarm between driver and session host: what is to run, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.runs.items import RolloutKey
+from kimi_ray.runs.rows import AttemptRow
+from kimi_ray.runs.schedule import FailOn
+from kimi_ray.runs.seeds import RunSeed
+from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Workdir
+from kimi_ray.tools.contract import Tool
+
+OnInterrupted = Literal["continue", "restart"]
+CancelMode = Literal["drain", "cancel"]
+"""``drain``: nothing new starts, what runs goes to its end. ``cancel``: what runs is cancelled too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What one key works on, rendered by the driver. ``index`` is the item's place in the run."""
+
+    key: RolloutKey
+    index: int
+    prompt: str
+    item: Any
+    sampling: Sampling | None = None
+    limits: Limits | None = None
+    workdir: Workdir | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSpec:
+    """A swarm, apart from its rollouts' data, which follow in ``feed_swarm`` in the order of ``keys``."""
+
+    session_id: str
+    run_id: str
+    keys: tuple[RolloutKey, ...]
+    profile: Profile
+    model: ResolvedModel
+    seed: RunSeed
+    max_concurrency: int = 32
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
+    fail_on: FailOn | None = None
+    total_limits: Limits | None = None
+    attempts_before: dict[RolloutKey, int] = field(default_factory=dict[RolloutKey, int])
+    on_interrupted: OnInterrupted = "continue"
+    isolation: Isolation | None = None
+    node_id: str | None = None
+    cwd: str | None = None
+    user_tools: tuple[Tool, ...] = ()
+    denied_paths: tuple[str, ...] = ()
+    keep_workdirs: bool = False
+    price_date: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEnd:
+    """A rollout is done: the last of its attempts decides, or ``stop`` says why there was none."""
+
+    key: RolloutKey
+    stop: str | None = None
+
+
+RowEntry = AttemptRow | KeyEnd
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage:
+    """Entries from a cursor, in order of completion: each attempt as it ends, then the end of its key.
+
+    ``next_cursor`` acknowledges what is below it. ``done``: no entry will follow; ``error`` is then why the swarm as a
+    whole went wrong (never a failing rollout), or None.
+    """
+
+    entries: tuple[RowEntry, ...]
+    next_cursor: int
+    done: bool
+    error: dict[str, Any] | None = None
+
+
+class Stalled(Settings):
+    """An agent that has not got anywhere for a while."""
+
+    agent_id: str
+    item_id: str
+    repeat: int
+    phase: str
+    """idle, model, tools, retry, store, limiter."""
+    since_ms: int
+
+
+class SwarmProgress(Settings):
+    """Where a swarm stands. Counts are rollouts; tokens and cost are of all attempts so far."""
+
+    total: int = 0
+    queued: int = 0
+    running: int = 0
+    retrying: int = 0
+    retries: int = 0
+    """New attempts of rollouts."""
+    request_retries: int = 0
+    """New attempts of model requests, of the rollouts that run now."""
+    done: int = 0
+    completed: int = 0
+    limit: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    not_started: int = 0
+    steps: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    tokens_per_s: float = 0.0
+    """Output tokens a second, over the last seconds."""
+    cost_usd: float | None = None
+    interruptions: int = 0
+    stalled: tuple[Stalled, ...] = ()
+    elapsed_s: float = 0.0
+    stopped: str | None = None
+    """Why nothing new starts: ``cancelled``, ``fail_on``, ``limit:<name>``; None while it goes on."""

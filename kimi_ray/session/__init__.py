@@ -1,0 +1,33 @@
+"""Session-scope services: what one session is, apart from its agents' logs.
+
+Here live the session's document (its fields, its queue of changes) and the text that a prompt leaves in it. What may
+enter: state of one session. What may not: placement and calls (``kimi_ray.hosts``), an agent's turns
+(``kimi_ray.agent``), files (``kimi_ray.store``).
+"""
+
+from kimi_ray.session.document import SessionDocument
+from kimi_ray.session.document_value import (
+    DOCUMENT_VERSION,
+    Activity,
+    AgentEntry,
+    TurnReasonKind,
+    checked_metadata,
+    checked_tags,
+    loaded_document,
+    new_document,
+)
+from kimi_ray.session.prompt_text import last_prompt, prompt_text
+
+__all__ = [
+    "DOCUMENT_VERSION",
+    "Activity",
+    "AgentEntry",
+    "SessionDocument",
+    "TurnReasonKind",
+    "checked_metadata",
+    "checked_tags",
+    "last_prompt",
+    "loaded_document",
+    "new_document",
+    "prompt_text",
+]

@@ -1,0 +1,62 @@
+"""What a prompt leaves behind in its session's document: one line of text without secrets.
+
+The document is shown in listings, so a key that a user pasted into a prompt must not be in it (the log has the prompt
+as it was).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LAST_PROMPT_CHARS = 4000
+TITLE_CHARS = 200
+REDACTED = "[redacted]"
+
+_PLACEHOLDERS = {"image": "[image]", "audio": "[audio]", "video": "[video]"}
+# Control characters, and whitespace of any kind, become one space.
+_BLANKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_BEARER = re.compile(r"(?i)(authorization\s*:\s*bearer\s+)\S+")
+_NAMED = re.compile(
+    r"(?i)([A-Za-z0-9_-]*(?:api[_-]?key|token|secret|password)[A-Za-z0-9_-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"
+)
+_SK = re.compile(r"\bsk-[A-Za-z0-9_-]{12,}")
+_LONG = re.compile(r"(?<![A-Za-z0-9_/+=.-])[A-Za-z0-9_+=-]{40,}(?![A-Za-z0-9_/+=.-])")
+
+
+def prompt_text(content: str | Iterable[Mapping[str, Any]]) -> str:
+    """The text of a prompt: its text blocks joined by newlines, ``[image]`` and the like for other media."""
+    if isinstance(content, str):
+        return content
+    parts: list[str] = []
+    for block in content:
+        kind = str(block.get("type"))
+        if kind == "text":
+            parts.append(str(block.get("text", "")))
+        elif kind in _PLACEHOLDERS:
+            parts.append(_PLACEHOLDERS[kind])
+    return "\n".join(parts)
+
+
+def redacted(text: str) -> str:
+    """The text with private keys, bearer tokens, named secrets, ``sk-`` keys and other long tokens replaced."""
+    text = _PEM.sub(REDACTED, text)
+    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    text = _NAMED.sub(rf"\1{REDACTED}", text)
+    text = _SK.sub(REDACTED, text)
+    return _LONG.sub(REDACTED, text)
+
+
+def last_prompt(content: str | Iterable[Mapping[str, Any]]) -> str:
+    """A prompt as the document keeps it: one line, redacted, at most 4,000 characters."""
+    text = prompt_text(content)
+    # A long prompt is cut before the patterns run over it, with room for what they remove.
+    text = redacted(text[: LAST_PROMPT_CHARS * 8])
+    return _BLANKS.sub(" ", text).strip()[:LAST_PROMPT_CHARS]
+
+
+def title_from_prompt(line: str) -> str | None:
+    """The title that a prompt suggests (its first 200 characters), or None for an empty one."""
+    return line[:TITLE_CHARS].strip() or None
