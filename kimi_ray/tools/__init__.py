@@ -15,9 +15,12 @@ from kimi_ray.tools.contract import (
     ToolContext,
     ToolOutput,
 )
+from kimi_ray.tools.function import FunctionTool, as_tool, load_tool, tool
 from kimi_ray.tools.local import LocalEnvironment
 from kimi_ray.tools.registry import builtin_tools, select_tools
 from kimi_ray.tools.results import error_output
+from kimi_ray.tools.scheduling import ScheduledCall, run_calls
+from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, parse_workdir, prepare_workdir
 
 __all__ = [
     "Access",
@@ -26,11 +29,21 @@ __all__ = [
     "Environment",
     "ExecResult",
     "FileStat",
+    "FunctionTool",
     "LocalEnvironment",
+    "PreparedWorkdir",
+    "ScheduledCall",
     "Tool",
     "ToolContext",
     "ToolOutput",
+    "as_tool",
     "builtin_tools",
+    "check_workdir",
     "error_output",
+    "load_tool",
+    "parse_workdir",
+    "prepare_workdir",
+    "run_calls",
     "select_tools",
+    "tool",
 ]

@@ -30,6 +30,14 @@ def _within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory if directory.endswith(os.sep) else directory + os.sep)
 
 
+def _storable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _shown(name: str) -> str:
     """A file name as text that can be stored: bytes that are not UTF-8 become U+FFFD."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", errors="replace")
@@ -197,9 +205,9 @@ class LocalEnvironment:
         return None
 
     def _resolve(self, path: str) -> str:
-        if not path or "\0" in path:
+        if not path or "\0" in path or not _storable(path):
             raise ToolError(
-                "the path is empty" if not path else "a path cannot hold a NUL character",
+                "the path is empty" if not path else "a path cannot hold NUL or half a character",
                 code="environment.bad_path",
                 hint="give a path relative to the working directory",
             )

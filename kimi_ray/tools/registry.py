@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from kimi_ray.errors import ToolError
-from kimi_ray.tools.builtin import Bash, Glob, Read
+from kimi_ray.tools.builtin import Bash, Edit, Glob, Grep, Read, Write
 from kimi_ray.tools.contract import Tool
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def check_name(name: str) -> str:
-    """The name, if a model server takes it.
-
-    Raises:
-        ToolError: ``tool.bad_signature``.
-    """
-    if _NAME.fullmatch(name) is None:
-        raise ToolError(
-            f"{name[:80]!r} cannot be the name of a tool",
-            code="tool.bad_signature",
-            hint='use 1 to 64 letters, digits, _ and -, e.g. name="lookup"',
-            details={"name": name[:200]},
-        )
-    return name
+from kimi_ray.tools.schema import check_name
 
 
 def builtin_tools() -> dict[str, Tool]:
     """A fresh set of the built-in tools that need nothing but an environment, by name."""
-    tools: tuple[Tool, ...] = (Read(), Glob(), Bash())
+    tools: tuple[Tool, ...] = (Read(), Write(), Edit(), Glob(), Grep(), Bash())
     return {tool.name: tool for tool in tools}
 
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from kimi_ray.errors import ToolError
+from kimi_ray.tools.results import storable
 
 _M = TypeVar("_M", bound=BaseModel)
 _MAX_PROBLEMS = 8
 _SHOWN = 80
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Arguments(BaseModel):
     """Base of the arguments of a tool: an unknown key is an error, a dashed key is written as an alias."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=False, validate_by_alias=True)
+
+
+def check_name(name: str) -> str:
+    """The name, if a model server takes it.
+
+    Raises:
+        ToolError: ``tool.bad_signature``.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ToolError(
+            f"{name[:80]!r} cannot be the name of a tool",
+            code="tool.bad_signature",
+            hint='use 1 to 64 letters, digits, _ and -, e.g. name="lookup"',
+            details={"name": name[:200]},
+        )
+    return name
 
 
 def compact_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -69,6 +89,10 @@ def validate(model: type[_M], arguments: Any, *, tool: str) -> _M:
         _refuse(model, tool, [f"the arguments are {kind}; they must be one JSON object"])
     given = cast("dict[str, Any]", arguments)
     try:
+        to_json(given)  # JSON text may spell half a character, which nothing here can store or send on
+    except (ValueError, RecursionError) as error:
+        _refuse(model, tool, [f"they cannot be stored as JSON ({str(error)[:200]})"])
+    try:
         return model.model_validate(given)
     except ValidationError as error:
         problems = error.errors(include_url=False)
@@ -79,7 +103,7 @@ def _problem(problem: dict[str, Any]) -> str:
     place = ""
     for part in problem["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}"
-    place = place.lstrip(".")
+    place = storable(place.lstrip("."))
     kind = problem["type"]
     if kind == "missing":
         return f"`{place}` is required"

@@ -5,7 +5,10 @@ works in any place an agent works in. Errors are written for the model that read
 """
 
 from kimi_ray.tools.builtin.bash import Bash
+from kimi_ray.tools.builtin.edit import Edit
 from kimi_ray.tools.builtin.glob import Glob
+from kimi_ray.tools.builtin.grep import Grep
 from kimi_ray.tools.builtin.read import Read
+from kimi_ray.tools.builtin.write import Write
 
-__all__ = ["Bash", "Glob", "Read"]
+__all__ = ["Bash", "Edit", "Glob", "Grep", "Read", "Write"]

@@ -1,0 +1,377 @@
+"""Tools from typed Python functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import importlib
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Union, cast, overload
+
+from pydantic import Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from kimi_ray.errors import ToolError
+from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.results import error_output, value_output
+from kimi_ray.tools.schema import Arguments, check_name, compact_schema, validate
+
+Function = Callable[..., Any]
+AccessRule = Accesses | Callable[[dict[str, Any]], Accesses] | None
+
+_SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+_ARGUMENT = re.compile(r"^(\s+)(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+class FunctionTool:
+    """A typed function as a tool.
+
+    A parameter annotated ``ToolContext`` is given the call's context and is not part of the schema. A plain function
+    runs in a thread of this tool (it cannot be interrupted: it should look at ``context.cancelled``), an ``async``
+    one on the loop. What it returns: see ``results.value_output``; an exception becomes an error result.
+
+    Args:
+        function: Every parameter annotated with a type that pydantic knows; no ``*args``, no ``**kwargs``.
+        name: What the model calls it; None takes the function's name.
+        description: What the model reads; None takes the docstring up to its first section.
+        accesses: What a call touches, or a function of its arguments. None: nothing, or everything when it writes.
+        writes: Whether a call may change the working directory.
+        max_threads: Calls of a plain function at a time.
+
+    Raises:
+        ToolError: ``tool.bad_signature``.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        accesses: AccessRule = None,
+        writes: bool = False,
+        max_threads: int = 8,
+    ) -> None:
+        found = _inspect(function, name)
+        self.function = function
+        self.name = found.name
+        self.description = description if description is not None else found.description
+        self.parameters: dict[str, Any] = found.schema
+        self.writes = writes
+        self._accesses = accesses
+        self._max_threads = max_threads
+        self._signature = found
+        self._threads: ThreadPoolExecutor | None = None
+        self._given = (function, name, description, accesses, writes, max_threads)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, for Python callers."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"FunctionTool({self.name})"
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # a decorated function's name leads to the tool, so only its import form can be found again by name
+        reference = _importable(self)
+        return (load_tool, (reference,)) if reference is not None else (_rebuild, self._given)
+
+    def accesses(self, arguments: dict[str, Any]) -> Accesses:
+        """See ``Tool.accesses``."""
+        rule = self._accesses
+        if rule is None:
+            return Accesses.all() if self.writes else Accesses.none()
+        return rule if isinstance(rule, Accesses) else rule(arguments)
+
+    def check(self, arguments: Any) -> dict[str, Any]:
+        """See ``Tool.check``: the JSON that came, with the defaults filled in that JSON can hold."""
+        validate(self._signature.model, arguments, tool=self.name)
+        return {**self._signature.defaults, **(arguments or {})}
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
+        """See ``Tool.run``."""
+        try:
+            values = self._values(arguments, context)
+            if self._signature.is_async:
+                result = await self.function(**values)
+            else:
+                result = await self._in_thread(values)
+            while inspect.isawaitable(result):
+                result = await result
+            return value_output(result, tool=self.name)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return error_output(error)  # the function's own, not ours
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's failure is a result, never the turn's end
+            return error_output(error)
+
+    def _values(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
+        model = validate(self._signature.model, arguments, tool=self.name)
+        values = {name: getattr(model, field) for name, field in self._signature.fields.items()}
+        for name in self._signature.context:
+            values[name] = context
+        return values
+
+    async def _in_thread(self, values: dict[str, Any]) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._max_threads, thread_name_prefix=f"tool-{self.name}")
+        failed, outcome = await asyncio.get_running_loop().run_in_executor(
+            self._threads, _caught, contextvars.copy_context(), self.function, values
+        )
+        if failed is not None:
+            raise failed
+        return outcome
+
+
+def _caught(
+    context: contextvars.Context, function: Function, values: dict[str, Any]
+) -> tuple[Exception | SystemExit | None, Any]:
+    # not through the future: StopIteration cannot pass one, and KeyboardInterrupt would stop the loop
+    try:
+        return None, context.run(function, **values)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return (RuntimeError("StopIteration") if isinstance(error, StopIteration) else error), None
+    except BaseException as error:  # noqa: BLE001
+        return RuntimeError(f"{type(error).__name__}: {error}"), None
+
+
+@overload
+def tool(function: Function, /) -> FunctionTool: ...
+@overload
+def tool(
+    function: Function,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    accesses: AccessRule = None,
+    writes: bool = False,
+) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    accesses: AccessRule = None,
+    writes: bool = False,
+) -> Callable[[Function], FunctionTool]: ...
+
+
+def tool(
+    function: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    accesses: AccessRule = None,
+    writes: bool = False,
+) -> FunctionTool | Callable[[Function], FunctionTool]:
+    """Make a tool of a typed function: ``@tool``, ``@tool(name=...)`` or ``tool(function, ...)``.
+
+    See ``FunctionTool`` for the arguments.
+
+    Raises:
+        ToolError: ``tool.bad_signature``.
+    """
+
+    def make(given: Function) -> FunctionTool:
+        return FunctionTool(given, name=name, description=description, accesses=accesses, writes=writes)
+
+    return make if function is None else make(function)
+
+
+def as_tool(thing: Any) -> Tool:
+    """A tool from whatever a user may give: a tool, a typed function, or ``"package.module:function"``.
+
+    Raises:
+        ToolError: ``tool.bad_signature``, ``tool.not_importable``.
+    """
+    if isinstance(thing, str):
+        return load_tool(thing)
+    if all(hasattr(thing, part) for part in ("name", "description", "parameters", "check", "run", "accesses")):
+        return cast("Tool", thing)
+    return FunctionTool(thing)
+
+
+def load_tool(reference: str) -> Tool:
+    """The tool named ``"package.module:function"``: a function, or a tool made of one.
+
+    Raises:
+        ToolError: ``tool.not_importable``, with the import's own error; ``tool.bad_signature``.
+    """
+    module_name, _, path = reference.partition(":")
+    if not module_name or not path:
+        raise _not_importable(reference, "it is not of the form package.module:function")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # a module's body may raise anything
+        raise _not_importable(reference, f"{type(error).__name__}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise _not_importable(reference, f"{module_name} has no {path}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise _not_importable(reference, f"{path} is a {type(found).__name__}, not a function or a tool")
+    return as_tool(found)
+
+
+def _not_importable(reference: str, why: str) -> ToolError:
+    return ToolError(
+        f"the tool {reference!r} cannot be imported: {why}",
+        code="tool.not_importable",
+        hint="its module must be importable on every node: install it there, or pass it by runtime_env",
+        details={"reference": reference, "reason": why},
+    )
+
+
+def _rebuild(
+    function: Function,
+    name: str | None,
+    description: str | None,
+    accesses: AccessRule,
+    writes: bool,
+    max_threads: int,
+) -> FunctionTool:
+    return FunctionTool(
+        function, name=name, description=description, accesses=accesses, writes=writes, max_threads=max_threads
+    )
+
+
+def _importable(made: FunctionTool) -> str | None:
+    module_name = str(getattr(made.function, "__module__", ""))
+    path = str(getattr(made.function, "__qualname__", "<none>"))
+    if module_name == "__main__" or "<" in path:
+        return None
+    found: Any = sys.modules.get(module_name)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return f"{module_name}:{path}" if found is made else None
+
+
+# -- reading a signature ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    name: str
+    description: str
+    model: type[Arguments]
+    schema: dict[str, Any]
+    fields: dict[str, str]
+    """Parameter to field: fields have names of their own, for a parameter may be called ``copy`` or ``_x``."""
+    context: tuple[str, ...]
+    defaults: dict[str, Any]
+    is_async: bool
+
+
+def _inspect(function: Function, given_name: str | None) -> _Signature:
+    if not callable(function):
+        raise _unusable(repr(function), "it is not callable")
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = cast("functools.partial[Any]", inner).func
+    if not inspect.isroutine(inner) and not isinstance(inner, type):
+        inner = type(inner).__call__
+    name = given_name or str(getattr(function, "__name__", None) or getattr(inner, "__name__", "")) or "function"
+    if name == "<lambda>":
+        raise _unusable(name, "a lambda has neither a name nor types", "use def, with an annotation for each parameter")
+    check_name(name)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise _unusable(name, "it is a generator", "return the whole result")
+    try:
+        parameters = inspect.signature(function).parameters
+        hints = typing.get_type_hints(inner, include_extras=True)
+    except (TypeError, ValueError, NameError, AttributeError) as error:
+        raise _unusable(name, f"its types cannot be read ({type(error).__name__}: {error})") from error
+    description, told = _docstring(inspect.getdoc(inner) or "")
+    context: list[str] = []
+    fields: dict[str, str] = {}
+    made: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for index, parameter in enumerate(parameters.values()):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise _unusable(name, f"the parameter {parameter} cannot be named by a model", "use plain parameters")
+        if parameter.name not in hints:
+            raise _unusable(
+                name, f"the parameter {parameter.name} has no type", f"annotate it, e.g. {parameter.name}: str"
+            )
+        kind = hints[parameter.name]
+        if _is_context(kind):
+            context.append(parameter.name)
+            continue
+        fields[parameter.name] = field = f"p{index}"
+        made[field] = _field(name, parameter, kind, told.get(parameter.name), defaults)
+    try:
+        model = create_model(f"{name}_arguments", __base__=Arguments, **made)
+        schema = compact_schema(model)
+    except (PydanticUserError, TypeError, NameError, ValueError) as error:
+        raise _unusable(name, f"no schema can be made of its types ({error})") from error
+    is_async = inspect.iscoroutinefunction(inner)
+    return _Signature(name, description, model, schema, fields, tuple(context), defaults, is_async)
+
+
+def _field(
+    name: str, parameter: inspect.Parameter, kind: Any, description: str | None, defaults: dict[str, Any]
+) -> tuple[Any, Any]:
+    if parameter.default is parameter.empty:
+        return kind, Field(alias=parameter.name, description=description)
+    default = parameter.default
+    if default is None:
+        kind = kind | None if isinstance(kind, type | types.UnionType) else Union[kind, None]  # noqa: UP007
+        return kind, Field(default=None, alias=parameter.name, description=description)
+    try:
+        plain = to_jsonable_python(default)
+        TypeAdapter(kind).validate_python(plain)
+    except (PydanticUserError, PydanticSerializationError, ValidationError, TypeError, ValueError):
+        # a default that JSON cannot hold, or of another type than it says, is the function's own business
+        return kind, Field(default_factory=lambda: default, alias=parameter.name, description=description)
+    defaults[parameter.name] = plain
+    return kind, Field(default=default, alias=parameter.name, description=description)
+
+
+def _is_context(kind: Any) -> bool:
+    return kind is ToolContext or ToolContext in typing.get_args(kind)
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The part before the first section, and what the ``Args:`` section says of each parameter."""
+    lines = text.splitlines()
+    end = next((n for n, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    told: dict[str, str] = {}
+    inside = False
+    indent = 0
+    current = ""
+    for line in lines[end:]:
+        section = _SECTION.match(line)
+        if section is not None:
+            inside = section.group(1) in ("Args", "Arguments", "Parameters")
+            indent = 0
+        elif inside and line.strip():
+            argument = _ARGUMENT.match(line)
+            depth = len(line) - len(line.lstrip())
+            if argument is not None and (indent == 0 or depth <= indent):
+                indent = depth
+                current = argument.group(2)
+                told[current] = argument.group(3)
+            elif current:
+                told[current] = f"{told[current]} {line.strip()}".strip()
+    return "\n".join(lines[:end]).strip(), told
+
+
+def _unusable(name: str, why: str, hint: str | None = None) -> ToolError:
+    return ToolError(
+        f"{name} cannot be a tool: {why}",
+        code="tool.bad_signature",
+        hint=hint or "give it typed, named parameters that JSON can carry",
+        details={"tool": name, "reason": why},
+    )
