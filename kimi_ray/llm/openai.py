@@ -191,11 +191,14 @@ class _Server:
             logger.setLevel(logging.WARNING)
         most = self._settings.max_connections or MAX_CONNECTIONS
         timeout = self.errors.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        # proxies, redirects and certificates are for servers elsewhere (reading the certificates takes 25 ms)
+        here = all(is_loopback(url) and url.startswith("http:") for url in self._urls)
         self._http = openai.DefaultAsyncHttpxClient(
             limits=limits(max_connections=most, max_keepalive_connections=most),
             timeout=timeout,
-            # a proxy is for servers elsewhere
-            trust_env=not all(is_loopback(url) for url in self._urls),
+            trust_env=not here,
+            follow_redirects=not here,
+            verify=not here,
         )
         if self._api_key is None and not any(name.lower() == "authorization" for name in self._settings.extra_headers):
             self.headers = {"Authorization": openai.Omit()}
