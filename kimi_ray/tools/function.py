@@ -9,10 +9,11 @@ import importlib
 import inspect
 import re
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Union, cast, overload
 
@@ -20,6 +21,7 @@ from pydantic import Field, PydanticUserError, TypeAdapter, ValidationError, cre
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from kimi_ray.errors import ToolError
+from kimi_ray.events import thaw
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
 from kimi_ray.tools.results import error_output, value_output
 from kimi_ray.tools.schema import Arguments, check_name, compact_schema, validate
@@ -69,7 +71,8 @@ class FunctionTool:
         self._accesses = accesses
         self._max_threads = max_threads
         self._signature = found
-        self._threads: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places: asyncio.Semaphore | None = None
         self._given = (function, name, description, accesses, writes, max_threads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +92,16 @@ class FunctionTool:
         rule = self._accesses
         if rule is None:
             return Accesses.all() if self.writes else Accesses.none()
-        return rule if isinstance(rule, Accesses) else rule(arguments)
+        if isinstance(rule, Accesses):
+            return rule
+        try:
+            return rule(thaw(arguments))
+        except Exception as error:
+            raise ToolError(
+                f"the access rule of {self.name} failed: {type(error).__name__}: {error}",
+                code="tool.user_code",
+                details={"tool": self.name, "exception": type(error).__name__},
+            ) from error
 
     def check(self, arguments: Any) -> dict[str, Any]:
         """See ``Tool.check``: the JSON that came, with the defaults filled in that JSON can hold."""
@@ -116,18 +128,41 @@ class FunctionTool:
             return error_output(error)
 
     def _values(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
-        model = validate(self._signature.model, arguments, tool=self.name)
+        # a copy: what the function does to its arguments must not reach the log's
+        model = validate(self._signature.model, thaw(arguments), tool=self.name)
         values = {name: getattr(model, field) for name, field in self._signature.fields.items()}
         for name in self._signature.context:
             values[name] = context
         return values
 
     async def _in_thread(self, values: dict[str, Any]) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._max_threads, thread_name_prefix=f"tool-{self.name}")
-        failed, outcome = await asyncio.get_running_loop().run_in_executor(
-            self._threads, _caught, contextvars.copy_context(), self.function, values
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:
+            self._loop, self._places = loop, asyncio.Semaphore(self._max_threads)
+        places = self._places
+        await places.acquire()
+        ended: asyncio.Future[tuple[Exception | SystemExit | None, Any]] = loop.create_future()
+
+        def tell(outcome: tuple[Exception | SystemExit | None, Any]) -> None:
+            places.release()  # only now: a thread that nobody waits for any more still counts
+            if not ended.done():
+                ended.set_result(outcome)
+
+        def work(context: contextvars.Context) -> None:
+            outcome = _caught(context, self.function, values)
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(tell, outcome)
+
+        # a daemon, unlike the threads of an executor: a function that never ends must not keep the program from ending
+        thread = threading.Thread(
+            target=work, args=(contextvars.copy_context(),), name=f"tool-{self.name}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError:
+            places.release()
+            raise
+        failed, outcome = await ended
         if failed is not None:
             raise failed
         return outcome

@@ -13,6 +13,8 @@ MAX_LINES = 1000
 MAX_LINE_CHARS = 2000
 MAX_BYTES = 100 << 10
 _CHUNK = 1 << 18
+_KEPT_LINE = MAX_LINE_CHARS * 8
+"""Bytes kept of a line in a large file: more of it is never shown."""
 _MAX_SCAN = 256 << 20
 """A file is scanned for its line numbers up to here; a window behind it is refused."""
 
@@ -118,16 +120,15 @@ async def _window_of_large(
         offset += len(chunk)
         lines = _split(rest + chunk)
         rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        if len(rest) > MAX_LINE_CHARS * 8:
-            rest = rest[: MAX_LINE_CHARS * 8]  # a line without end: more of it is never shown
+        rest = rest[:_KEPT_LINE]  # perhaps a line without end
         for line in lines:
             number += 1
             if first < 0:
-                kept.append(line)
+                kept.append(line[:_KEPT_LINE])
                 if len(kept) > 2 * -first:
                     del kept[:first]
             elif number >= first and len(kept) < wanted and kept_bytes <= MAX_BYTES:
-                kept.append(line)
+                kept.append(line[:_KEPT_LINE])
                 kept_bytes += min(len(line), MAX_LINE_CHARS)
         if first > 0 and (len(kept) >= wanted or kept_bytes > MAX_BYTES):
             return kept, first, None

@@ -40,7 +40,7 @@ async def walk(
     pending: list[tuple[str, DirectoryEntry]] = []
 
     async def push(prefix: str) -> None:
-        entries = await environment.list(posixpath.join(top, prefix), limit=max_entries)
+        entries = await environment.list(posixpath.join(top, prefix), limit=max_entries + 1)
         pending.extend((prefix, entry) for entry in reversed(entries))
 
     await push("")  # what is wrong with the top is the caller's to hear

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,3 +190,17 @@ async def test_nothing_secret_goes_over(monkeypatch: pytest.MonkeyPatch, env: Lo
 async def test_commands_of_one_environment_are_bounded(env: LocalEnvironment) -> None:
     results = await asyncio.gather(*(env.exec(f"echo {n}") for n in range(24)))
     assert [int(result.output) for result in results] == list(range(24))
+
+
+def test_commands_run_on_a_loop_outside_the_main_thread(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    async def main() -> None:
+        env = LocalEnvironment(tmp_path)
+        found.append((await env.exec("echo from a thread")).output)
+        await env.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join(20)
+    assert found == ["from a thread\n"]

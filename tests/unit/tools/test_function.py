@@ -21,6 +21,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from kimi_ray.errors import ToolError
+from kimi_ray.events import freeze
 from kimi_ray.tools import Accesses, FunctionTool, LocalEnvironment, ToolContext, ToolOutput, as_tool, load_tool, tool
 
 
@@ -338,6 +339,87 @@ async def test_plain_functions_run_in_bounded_threads_with_the_callers_context(c
     made = FunctionTool(f, max_threads=2)
     outputs = await asyncio.gather(*(call(made, {}, context) for _ in range(6)))
     assert [output.content for output in outputs] == ["seen"] * 6 and state["most"] == 2
+
+
+async def test_a_function_that_was_left_behind_still_counts(context: ToolContext) -> None:
+    release = threading.Event()
+    started = threading.Semaphore(0)
+
+    def f() -> str:
+        started.release()
+        assert release.wait(10)
+        return "done"
+
+    made = FunctionTool(f, max_threads=1)
+    first = asyncio.create_task(call(made, {}, context))
+    assert await asyncio.to_thread(started.acquire, timeout=5)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(call(made, {}, context))
+    assert not await asyncio.to_thread(started.acquire, timeout=0.05)
+    release.set()
+    assert (await asyncio.wait_for(second, 5)).content == "done"
+
+
+def test_a_function_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> None:
+    script = """
+import asyncio, threading
+from kimi_ray.tools import LocalEnvironment, ToolContext, tool
+
+@tool
+def stuck() -> str:
+    threading.Event().wait()
+    return ""
+
+async def main():
+    context = ToolContext(LocalEnvironment(None), "s", "a", "c", asyncio.Event())
+    try:
+        await asyncio.wait_for(stuck.run({}, context), 0.05)
+    except TimeoutError:
+        print("left")
+
+asyncio.run(main())
+"""
+    assert in_process(script, tmp_path).strip() == b"left"
+
+
+def test_a_tool_serves_one_loop_after_another(context: ToolContext) -> None:
+    barrier = threading.Barrier(2)
+
+    def f() -> int:
+        barrier.wait(5)
+        return 1
+
+    made = FunctionTool(f, max_threads=2)
+
+    async def several() -> list[ToolOutput]:
+        return list(await asyncio.gather(*(call(made, {}, context) for _ in range(6))))
+
+    for _ in range(2):
+        assert [output.content for output in asyncio.run(several())] == ["1"] * 6
+
+
+async def test_a_function_cannot_change_the_arguments_that_were_logged(context: ToolContext) -> None:
+    @tool
+    def f(anything: Any) -> str:
+        anything["list"].append(1)
+        return "changed"
+
+    arguments = freeze({"anything": {"list": []}})
+    assert (await call(f, arguments, context)).content == "changed"
+    assert arguments == {"anything": {"list": []}}
+    plain = {"anything": {"list": []}}
+    await call(f, plain, context)
+    assert plain == {"anything": {"list": []}}
+
+
+async def test_a_failing_access_rule_is_named() -> None:
+    def f(path: str) -> str: ...
+
+    with pytest.raises(ToolError) as caught:
+        tool(f, accesses=lambda a: a["missing"]).accesses({"path": "x"})
+    assert caught.value.code == "tool.user_code" and "KeyError" in caught.value.message
 
 
 async def test_access_rules() -> None:
