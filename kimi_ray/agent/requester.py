@@ -74,13 +74,14 @@ class Requester:
 
     Args:
         journal: Where everything is written.
-        rng: For the jitter.
+        jitter_seed: For the jitter of retries.
         progress: Told of every sign of life.
     """
 
-    def __init__(self, journal: Journal, rng: random.Random, progress: Progress) -> None:
+    def __init__(self, journal: Journal, jitter_seed: str, progress: Progress) -> None:
         self._journal = journal
-        self._rng = rng
+        self._jitter_seed = jitter_seed
+        self._rng: random.Random | None = None
         self._progress = progress
         self._used_call_ids: set[str] | None = None
 
@@ -107,6 +108,8 @@ class Requester:
                     raise fault
             except ProviderError as error:
                 self._respond(run, answer=None, error=error)
+                # Seeding costs more than a whole turn of a scripted model, and few agents ever retry.
+                self._rng = self._rng or random.Random(self._jitter_seed)
                 delay_ms = route.retry.delay_ms(attempt, error, self._rng)
                 if delay_ms is None:
                     raise error.with_details(attempts=attempt) from None

@@ -109,7 +109,8 @@ def freeze(value: Any) -> Any:
             if into_dict:
                 if type(key) is not str:
                     raise _refused(f"a key of type {type(key).__name__}", _place(path))
-                _check_text(key, (path, key))
+                if not key.isascii():
+                    _check_text(key, (path, key))
             kind = type(item)  # pyright: ignore[reportUnknownVariableType]
             if kind is str:
                 if not item.isascii():

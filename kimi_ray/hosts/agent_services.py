@@ -7,7 +7,6 @@ once, a Session container a session and an Agent container an activation.
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -194,7 +193,7 @@ class AgentServices(Provider):
     @provide
     def requester(self, spec: AgentSpec, journal: Journal, progress: Progress) -> Requester:
         """Asks the model."""
-        return Requester(journal, random.Random(spec.nonce), progress)
+        return Requester(journal, spec.nonce, progress)
 
     @provide
     def tool_runs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 from kimi_ray.agent.fold import AgentFold
@@ -108,7 +107,7 @@ class AgentBench:
         )
         loop = TurnLoop(
             self.journal,
-            Requester(self.journal, random.Random(1), progress),
+            Requester(self.journal, "seed", progress),
             runs,
             meter,
             checkpoint,
