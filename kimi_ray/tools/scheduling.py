@@ -144,17 +144,15 @@ class _Batch:
 
     def start_ready(self) -> None:
         ahead = [self._claims[index] for index in self.running.values()]
-        held: list[int] = []
-        for index in self._waiting:
+        for index in list(self._waiting):
             claim = self._claims[index]
             blocked = any(_conflict(claim, earlier) for earlier in ahead)
             ahead.append(claim)
             if blocked or len(self.running) >= self._places:
-                held.append(index)
                 continue
-            self._on_start(index)
+            self._on_start(index)  # when it fails, the call has not been started
+            self._waiting.remove(index)
             self.running[asyncio.create_task(_outcome(self._calls[index]))] = index
-        self._waiting = held
 
     def collect(self) -> None:
         for task in [task for task in self.running if task.done()]:

@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +28,8 @@ class PreparedWorkdir:
     """A directory ready to work in.
 
     ``path`` is absolute, or None for no directory; ``created``: it was made for this agent, and goes with it;
-    ``skipped``: what a copy left out (pipes, sockets, devices, and the place of the copies itself), at most 100.
+    ``skipped``: what a copy left out (pipes, sockets, devices, what it was told to, and the place of the copies
+    itself), at most 100.
     """
 
     path: str | None
@@ -82,7 +83,9 @@ def parse_workdir(text: str, default_path: str | None = None) -> Workdir:
     raise _invalid(text, f"there is no kind {kind[:40]!r}")
 
 
-async def prepare_workdir(spec: Workdir, *, base_dir: str, name: str, keep: bool = False) -> PreparedWorkdir:
+async def prepare_workdir(
+    spec: Workdir, *, base_dir: str, name: str, keep: bool = False, leave_out: Sequence[str] = ()
+) -> PreparedWorkdir:
     """Make the working directory of one agent, on the machine this runs on.
 
     A copy appears under its name when it is complete, or not at all: also when this is cancelled, or killed (then a
@@ -93,6 +96,8 @@ async def prepare_workdir(spec: Workdir, *, base_dir: str, name: str, keep: bool
         base_dir: Where copies are made; created when missing.
         name: The directory's name in it, one part of a path.
         keep: Whether ``release`` is to keep a copy.
+        leave_out: Files and directories that a copy is to be without: what its agent may not read (the run directory,
+            the items file) would come within its reach by being copied.
 
     Raises:
         ToolError: ``workdir.not_found``, ``workdir.not_a_directory``, ``workdir.exists``, ``workdir.failed``,
@@ -113,7 +118,7 @@ async def prepare_workdir(spec: Workdir, *, base_dir: str, name: str, keep: bool
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ToolError(f"{name!r} cannot name a directory", code="workdir.failed", details={"name": name})
     stopped = threading.Event()
-    job = _Copy(source, base_dir, name, stopped.is_set)
+    job = _Copy(source, base_dir, name, stopped.is_set, leave_out)
     making = asyncio.ensure_future(asyncio.to_thread(job.make))
     try:
         await asyncio.shield(making)
@@ -169,18 +174,23 @@ class _Stopped(Exception):
 class _Copy:
     """A copy of a tree: links as links, modes and times kept, blocks shared where the file system can."""
 
-    def __init__(self, source: str, base: str, name: str, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, source: str, base: str, name: str, stopped: Callable[[], bool], leave_out: Sequence[str]
+    ) -> None:
         self._source = source
         self._base = base
         self._name = name
         self.target = ""
         self._stopped = stopped
+        self._leave_out = frozenset(leave_out)
         self._reflink = sys.platform == "linux"
         self.skipped: list[str] = []
 
     def make(self) -> None:
         self._base = os.path.realpath(self._base)
         self.target = os.path.join(self._base, self._name)
+        # the copies are made inside what is copied, as often as not
+        self._leave_out = frozenset(map(os.path.realpath, self._leave_out)) | {self._base}
         partial = os.path.join(self._base, f".{self._name}.{os.getpid()}.{id(self):x}.partial")
         try:
             os.makedirs(self._base, exist_ok=True)
@@ -220,12 +230,11 @@ class _Copy:
                     if self._stopped():
                         raise _Stopped
                     place = os.path.join(to, entry.name)
-                    if entry.is_symlink():
+                    if entry.path in self._leave_out:
+                        self._skip(entry.path)
+                    elif entry.is_symlink():
                         os.symlink(os.readlink(entry.path), place)
                     elif entry.is_dir():
-                        if entry.path == self._base:
-                            self._skip(entry.path)  # the copies are made inside what is copied
-                            continue
                         os.mkdir(place, 0o700)
                         pending.append((entry.path, place))
                     elif entry.is_file():

@@ -256,6 +256,28 @@ async def test_a_failing_commit_stops_the_running_calls_and_is_raised() -> None:
     assert not stage.running and seen == [0, 1]
 
 
+async def test_a_failing_start_leaves_a_result_for_each_call() -> None:
+    stage = Stage(R("a"), R("b"), R("c"))
+
+    def on_start(index: int) -> None:
+        if index == 1:
+            raise RuntimeError("not recorded")
+
+    calls = [ScheduledCall(a, lambda i=i: stage._call(i)) for i, a in enumerate(stage.accesses)]
+    got: list[tuple[int, str | None]] = []
+    with pytest.raises(RuntimeError, match="not recorded"):
+        await asyncio.wait_for(
+            run_calls(
+                calls,
+                cancelled=stage.cancelled,
+                on_start=on_start,
+                commit=lambda i, output: got.append((i, output.error_code)),
+            ),
+            5,
+        )
+    assert got == [(0, "tool.cancelled"), (1, "tool.not_started"), (2, "tool.not_started")]
+
+
 async def test_no_calls() -> None:
     await asyncio.wait_for(Stage().run(), 1)
 

@@ -86,6 +86,22 @@ async def test_copies_made_inside_what_is_copied(source: Path) -> None:
         assert not (Path(made.path) / "runs" / "workdirs").exists() and "runs/workdirs" in made.skipped
 
 
+async def test_what_an_agent_may_not_read_is_not_copied_for_it(source: Path, tmp_path: Path) -> None:
+    (source / "items.jsonl").write_text("answers")
+    (source / "runs").mkdir()
+    (source / "runs" / "results.jsonl").write_text("{}")
+    (tmp_path / "alias").symlink_to(source)
+    made = await prepare_workdir(
+        Workdir.copy(str(source)),
+        base_dir=str(tmp_path / "w"),
+        name="n",
+        leave_out=[str(tmp_path / "alias" / "items.jsonl"), str(source / "runs"), str(tmp_path / "elsewhere")],
+    )
+    assert made.path is not None and set(made.skipped) == {"pipe", "items.jsonl", "runs"}
+    names = {p.name for p in Path(made.path).iterdir()}
+    assert not names & {"items.jsonl", "runs"} and "run.sh" in names
+
+
 async def test_refusals(source: Path, tmp_path: Path) -> None:
     base = str(tmp_path / "w")
     cases = {
