@@ -5,7 +5,7 @@ that a crash cut short) or *corrupt* (bytes that were whole once):
 
 - a verifying batch, or a closed row, after G: corrupt;
 - a full-length bad batch while the machine has not been restarted since the newest grant: corrupt, for the page cache
-  loses nothing when only a process dies;
+  loses nothing when only a process dies; likewise a bad first batch, which was synced before the log became visible;
 - anything else is torn: rows that verify are kept, for their acknowledgement may have been lost.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
+from zlib import crc32
 
 from pydantic_core import from_json
 
@@ -207,7 +208,7 @@ class LogScan:
         at, seq = damage
         if self._whole_after(self.good):
             raise corrupt(self._file, at, seq, "whole batches follow")
-        if self.epoch is not None and boot and self.epoch.boot == boot and not self._is_cut():
+        if not self._is_cut() and not self._may_be_lost(kept, boot):
             raise corrupt(self._file, at, seq, "a complete batch does not verify")
         self._account(kept)
         unborn = self.batches_read == 0 and self.epoch is None
@@ -224,14 +225,30 @@ class LogScan:
         if row.number != self.batches_read or row.seq != self.next_seq:
             return [], (self.good, self.next_seq)
         payload = self._bytes_at(start, min(row.size, self._size - start))
-        kept = verified_prefix(row, payload, self.header_line if self.batches_read == 0 else None)
+        header = self.header_line if self.batches_read == 0 else None
+        if header is not None and row.row_crcs[:1] != [b"%08x" % crc32(header)]:
+            return [], (0, 0)
+        kept = verified_prefix(row, payload, header)
         joined = b"".join(kept)
         return kept, (start + len(joined), self.next_seq + count_events(kept, joined))
 
+    def _may_be_lost(self, kept: list[bytes], boot: str) -> bool:
+        """Whether a power cut may have lost parts of a full-length batch: it was not synced, and the boot changed.
+
+        A first batch in ``disk`` mode was durable before the log became visible.
+        """
+        if self.batches_read > 0:
+            epoch = self.epoch
+        else:
+            epoch = next((parse_epoch_row(row) for row in kept if row.startswith(EPOCH_START)), None)
+            if epoch is None or epoch.mode == "disk":
+                return False
+        return epoch is None or not boot or epoch.boot != boot
+
     def _is_cut(self) -> bool:
         """Whether what follows G can be the beginning of one batch whose write stopped half way."""
-        line = self._line_at(self.good, self._size - self.good)
-        if line is None:
+        at = self.good or len(self.header_line or b"")
+        if self._line_at(at, self._size - at) is None:
             return True
         if self._bad is None:
             return False

@@ -1,0 +1,656 @@
+"""What every store backend promises, as tests. A backend subclasses ``StoreContract`` and gives it a ``Home``.
+
+``Home.open`` stands for a new store process on the same home, ``Home.kill`` for its SIGKILL: nothing is flushed, its
+locks are free, and whatever it still does fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.store.seam import AppendResult, Batch, Store, StoreOptions, Stream
+
+MAIN = Stream("s1", "main")
+
+
+class Home(Protocol):
+    """A home of the backend under test."""
+
+    path: Path
+
+    async def open(self, **options: Any) -> Store:
+        """A store process on this home; ``options`` are fields of ``StoreOptions``."""
+        ...
+
+    async def kill(self, store: Store) -> None:
+        """SIGKILL."""
+        ...
+
+    def options(self, **options: Any) -> StoreOptions:
+        """The options that ``open`` uses."""
+        ...
+
+
+def header(stream: Stream = MAIN) -> dict[str, Any]:
+    return {"type": "log", "version": 1, "enc": 1, "session_id": stream.session_id, "agent_id": stream.agent_id}
+
+
+def line(seq: int, kind: str = "note/added", **data: Any) -> bytes:
+    text = json.dumps({"seq": seq, "time": 1700 + seq, "type": kind, "data": data}, separators=(",", ":"))
+    return text.encode()
+
+
+def batch(lines: list[bytes], first: int, *, epoch: int = 1, nonce: str = "w", stream: Stream = MAIN) -> Batch:
+    rows = [text + b"\n" for text in lines]
+    return Batch(stream, epoch, nonce, first, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows))
+
+
+def notes(first: int, end: int, **how: Any) -> Batch:
+    return batch([line(seq, text=f"n{seq}") for seq in range(first, end)], first, **how)
+
+
+def ok(results: list[AppendResult]) -> AppendResult:
+    assert [result.error for result in results] == [None] * len(results)
+    return results[0]
+
+
+def code(result: AppendResult) -> str:
+    assert result.error is not None
+    return result.error["code"]
+
+
+async def all_lines(store: Any, stream: Stream = MAIN) -> list[bytes]:
+    lines: list[bytes] = []
+    while True:
+        page = await store.read_from(stream, len(lines))
+        lines.extend(page.lines)
+        if not page.lines:
+            assert page.next_seq == len(lines)
+            return lines
+
+
+def fingerprint(path: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(file): (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
+
+
+class StoreContract:
+    """Subclass it and give the fixture ``home``."""
+
+    @pytest.fixture
+    async def store(self, home: Home) -> AsyncIterator[Store]:
+        store = await home.open()
+        yield store
+        await store.close()
+
+    @staticmethod
+    async def start(store: Store, stream: Stream = MAIN, *, count: int = 0, nonce: str = "w") -> None:
+        await store.open_session(stream.session_id, "n", workspace_id="wd_x_0123")
+        grant = await store.open_writer(header(stream), nonce)
+        assert (grant.epoch, grant.next_seq) == (1, 0)
+        if count:
+            ok(await store.append([notes(0, count, stream=stream, nonce=nonce)], sync=True))
+
+    # -- grants and fencing ------------------------------------------------------------------------------------------
+
+    async def test_a_new_log_is_invisible_before_its_first_batch(self, store: Store) -> None:
+        await self.start(store)
+        assert await store.list_logs() == []
+        with pytest.raises(StoreError) as caught:
+            await store.read_from(MAIN, 0)
+        assert caught.value.code == "store.not_found"
+        ok(await store.append([notes(0, 1)], sync=False))
+        assert [row.stream for row in await store.list_logs()] == [MAIN]
+
+    async def test_a_grant_is_idempotent_by_nonce(self, store: Store) -> None:
+        await self.start(store, count=3)
+        again = await store.open_writer(MAIN, "w")
+        by_header = await store.open_writer(header(), "w")
+        assert (again.epoch, again.next_seq) == (by_header.epoch, by_header.next_seq) == (1, 3)
+
+    async def test_an_existing_log_is_not_created_twice(self, store: Store) -> None:
+        await self.start(store, count=1)
+        with pytest.raises(StoreError) as caught:
+            await store.open_writer(header(), "other")
+        assert caught.value.code == "store.exists"
+
+    async def test_an_unknown_stream_and_session_are_not_found(self, store: Store) -> None:
+        for stream in (Stream("nope", "main"), MAIN):
+            with pytest.raises(StoreError) as caught:
+                await store.open_writer(stream, "w")
+            assert caught.value.code == "store.not_found"
+        with pytest.raises(StoreError) as caught:
+            await store.open_session("nope", "n")
+        assert caught.value.code == "store.not_found"
+
+    async def test_a_later_grant_fences_the_earlier(self, store: Store) -> None:
+        await self.start(store, count=2)
+        grant = await store.open_writer(MAIN, "w2")
+        assert (grant.epoch, grant.next_seq) == (2, 2)
+        assert code((await store.append([notes(2, 3)], sync=True))[0]) == "store.fenced"
+        assert code((await store.append([notes(0, 2)], sync=True))[0]) == "store.fenced", "not even equal events"
+        ok(await store.append([notes(2, 4, epoch=2, nonce="w2")], sync=True))
+        assert len(await all_lines(store)) == 4
+
+    async def test_the_same_epoch_under_another_nonce_is_fenced(self, store: Store) -> None:
+        await self.start(store, count=1)
+        assert code((await store.append([notes(1, 2, nonce="twin")], sync=True))[0]) == "store.fenced"
+
+    async def test_two_opens_of_one_new_stream_with_a_restart_between(self, home: Home) -> None:
+        first = await home.open()
+        await self.start(first, nonce="a")
+        await home.kill(first)
+        second = await home.open()
+        await self.start(second, nonce="b", count=2)
+        assert code((await second.append([notes(0, 2, nonce="a")], sync=True))[0]) == "store.fenced"
+        await second.close()
+
+    async def test_a_closed_grant_is_over(self, store: Store) -> None:
+        await self.start(store, count=2)
+        await store.close_writer(MAIN, 1, "w")
+        await store.close_writer(MAIN, 1, "w")
+        assert code((await store.append([notes(2, 3)], sync=True))[0]) == "store.fenced"
+        grant = await store.open_writer(MAIN, "w2")
+        assert (grant.epoch, grant.next_seq) == (2, 2)
+        await store.close_writer(MAIN, 1, "w")
+        ok(await store.append([notes(2, 3, epoch=2, nonce="w2")], sync=True))
+
+    async def test_closing_what_was_never_written_leaves_nothing(self, store: Store) -> None:
+        await self.start(store)
+        await store.close_writer(MAIN, 1, "w")
+        assert await store.list_logs() == []
+        await self.start(store, nonce="w2", count=1)
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    async def test_what_was_synced_is_durable_and_what_was_written_is_readable(self, store: Store) -> None:
+        await self.start(store, count=2)
+        written = ok(await store.append([notes(2, 5)], sync=False))
+        assert (written.written, written.durable <= 5) == (5, True)
+        assert len(await all_lines(store)) == 5
+        durable = ok(await store.append([notes(5, 6)], sync=True))
+        assert (durable.written, durable.durable) == (6, 6)
+
+    async def test_an_empty_synced_batch_makes_what_was_written_durable(self, store: Store) -> None:
+        await self.start(store, count=1)
+        ok(await store.append([notes(1, 4)], sync=False))
+        assert ok(await store.append([notes(4, 4)], sync=True)).durable == 4
+
+    async def test_an_equal_overlap_is_skipped_and_the_rest_appended(self, store: Store) -> None:
+        await self.start(store, count=4)
+        assert ok(await store.append([notes(0, 4)], sync=True)).written == 4
+        assert ok(await store.append([notes(1, 3)], sync=True)).written == 4
+        assert ok(await store.append([notes(2, 7)], sync=True)).written == 7
+        assert await all_lines(store) == [line(seq, text=f"n{seq}") for seq in range(7)]
+
+    async def test_a_different_overlap_is_a_conflict_and_changes_nothing(self, store: Store) -> None:
+        await self.start(store, count=4)
+        bad = batch([line(3, text="n3"), line(4, text="x")], 3)
+        ok(await store.append([notes(4, 5)], sync=True))
+        before = await all_lines(store)
+        result = (await store.append([bad], sync=True))[0]
+        assert code(result) == "store.conflict"
+        assert result.error is not None
+        assert result.error["details"]["seq"] == 4
+        assert await all_lines(store) == before
+
+    async def test_a_hole_is_a_gap_that_says_what_is_expected(self, store: Store) -> None:
+        await self.start(store, count=2)
+        result = (await store.append([notes(3, 5)], sync=True))[0]
+        assert code(result) == "store.gap"
+        assert result.error is not None
+        assert result.error["details"]["expected"] == 2
+
+    async def test_one_bad_batch_does_not_fail_the_others(self, store: Store) -> None:
+        streams = [Stream("s1", f"agent-{n}") for n in range(1, 5)]
+        for stream in streams:
+            await self.start(store, stream, count=1)
+        answers = await store.append(
+            [
+                notes(1, 3, stream=streams[0]),
+                notes(5, 6, stream=streams[1]),
+                notes(1, 3, stream=streams[2], nonce="zombie"),
+                notes(1, 3, stream=Stream("unknown", "main")),
+                notes(1, 3, stream=streams[3]),
+            ],
+            sync=True,
+        )
+        codes = [None if answer.error is None else answer.error["code"] for answer in answers]
+        assert codes == [None, "store.gap", "store.fenced", "store.not_found", None]
+        assert [answer.stream for answer in answers][:2] == streams[:2]
+
+    async def test_several_batches_of_one_stream_in_one_call_keep_their_order(self, store: Store) -> None:
+        await self.start(store)
+        cuts = [(0, 2), (2, 3), (1, 5), (5, 9)]
+        answers = await store.append([notes(a, b) for a, b in cuts], sync=True)
+        assert [answer.error for answer in answers] == [None] * 4
+        assert await all_lines(store) == [line(seq, text=f"n{seq}") for seq in range(9)]
+
+    async def test_packed_rows_come_back_as_canonical_lines_and_overlap_by_event(self, store: Store) -> None:
+        from kimi_ray.store.chunk_rows import pack_rows
+
+        events = chunk_events(40)
+        await self.start(store)
+        rows = pack_rows(events)
+        assert len(rows) < len(events), "the test needs a packed row"
+        texts = [event.line for event in events]
+        packed = Batch(
+            MAIN, 1, "w", 0, b"".join(row for row, _ in rows),
+            tuple(len(row) for row, _ in rows), tuple(count for _, count in rows),
+        )  # fmt: skip
+        ok(await store.append([batch(texts[:7], 0)], sync=True))
+        assert ok(await store.append([packed], sync=True)).written == 40
+        assert ok(await store.append([packed], sync=True)).written == 40
+        assert ok(await store.append([batch(texts[11:40], 11)], sync=True)).written == 40
+        assert await all_lines(store) == texts
+        page = await store.read_from(MAIN, 23, 5)
+        assert page.lines == tuple(texts[23:28])
+        await store.close_writer(MAIN, 1, "w")
+        assert (await store.open_writer(MAIN, "w2")).next_seq == 40
+        wrong = batch([texts[30].replace(b"t30", b"tXX")], 30, epoch=2, nonce="w2")
+        assert code((await store.append([wrong], sync=True))[0]) == "store.conflict"
+
+    async def test_malformed_batches_are_refused(self, store: Store) -> None:
+        await self.start(store, count=1)
+        good = notes(1, 2)
+        for payload, sizes in (
+            (bytes(good.payload)[:-1], (len(good.payload) - 1,)),
+            (good.payload, (len(good.payload) + 1,)),
+            (b'{"epoch":9,"seq":1,"writer":"w","boot":"","mode":"disk"}\n', (57,)),
+            (b'{"batch":9,"seq":1}\n', (20,)),
+        ):
+            bad = Batch(MAIN, 1, "w", 1, payload, sizes, (1,))
+            assert code((await store.append([bad], sync=True))[0]) == "store.bad_batch"
+        assert len(await all_lines(store)) == 1
+
+    # -- restarts ----------------------------------------------------------------------------------------------------
+
+    async def test_a_grant_of_a_dead_store_goes_on_and_a_zombie_does_not(self, home: Home) -> None:
+        first = await home.open()
+        await self.start(first, count=2)
+        await first.open_writer(MAIN, "w2")
+        ok(await first.append([notes(2, 4, epoch=2, nonce="w2")], sync=True))
+        await home.kill(first)
+        second = await home.open()
+        assert code((await second.append([notes(4, 5)], sync=True))[0]) == "store.fenced"
+        assert ok(await second.append([notes(3, 6, epoch=2, nonce="w2")], sync=True)).durable == 6
+        assert (await second.open_writer(MAIN, "w2")).epoch == 2
+        await home.kill(second)
+        third = await home.open()
+        assert (await third.open_writer(MAIN, "w3")).epoch == 3
+        assert code((await third.append([notes(6, 7, epoch=2, nonce="w2")], sync=True))[0]) == "store.fenced"
+        assert len(await all_lines(third)) == 6
+        await third.close()
+
+    async def test_events_of_a_new_log_lost_with_the_store_are_sent_again(self, home: Home) -> None:
+        first = await home.open()
+        await self.start(first)
+        await home.kill(first)
+        second = await home.open()
+        assert code((await second.append([notes(0, 2)], sync=True))[0]) == "store.not_found"
+        assert (await second.open_writer(header(), "w")).epoch == 1
+        ok(await second.append([notes(0, 2)], sync=True))
+        await second.close()
+
+    async def test_sigkill_of_a_writing_process_loses_nothing_acknowledged(self, home: Home) -> None:
+        for round_ in range(3):
+            acknowledged = await self._killed_writer(home, round_)
+            assert acknowledged > 0
+            store = await home.open()
+            stored = await all_lines(store)
+            assert len(stored) >= acknowledged
+            assert stored == [line(seq, text=f"n{seq}") for seq in range(len(stored))]
+            await store.close()
+
+    async def _killed_writer(self, home: Home, round_: int) -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _WRITER, str(home.path), home.options().backend, f"w{round_}",
+            stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        assert process.stdout is not None
+        acknowledged = 0
+        async with asyncio.timeout(60):
+            for _ in range(20 + 7 * round_):
+                acknowledged = int(await process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+            for rest in (await process.stdout.read()).split():
+                acknowledged = max(acknowledged, int(rest))
+            await process.wait()
+        return acknowledged
+
+    # -- load and inspect --------------------------------------------------------------------------------------------
+
+    async def _interrupted(self, store: Store) -> None:
+        await store.open_session(MAIN.session_id, "n", workspace_id="wd_x_0123")
+        await store.open_writer(header(), "w")
+        ok(await store.append([batch(interrupted_turn(), 0)], sync=True))
+
+    async def test_loading_twice_is_loading_once(self, home: Home) -> None:
+        first = await home.open()
+        await self._interrupted(first)
+        await home.kill(first)
+        store = await home.open()
+        seen = await store.inspect(MAIN)
+        assert [closer["type"] for closer in seen.closers] == ["step/end", "turn/end"]
+        loaded = await store.load(MAIN, is_live=False)
+        assert (loaded.cut, loaded.next_seq, loaded.closers) == (seen.cut, seen.next_seq, seen.closers)
+        assert loaded.epoch == 2
+        lines = await all_lines(store)
+        assert len(lines) == loaded.next_seq
+        assert json.loads(lines[-1])["data"]["reason"]["kind"] == "interrupted"
+        again = await store.load(MAIN)
+        assert (again.cut, again.closers, again.epoch) == (loaded.next_seq, (), 2)
+        assert await all_lines(store) == lines
+        assert code((await store.append([notes(2, 3)], sync=True))[0]) == "store.fenced"
+        await store.close()
+
+    async def test_an_open_turn_whose_writer_may_live_is_not_repaired(self, home: Home) -> None:
+        first = await home.open()
+        await self._interrupted(first)
+        with pytest.raises(KimiRayError) as caught:
+            await first.load(MAIN, is_live=False)
+        assert caught.value.code == "log.turn_open", "granted here and not closed: live, whatever the caller says"
+        await home.kill(first)
+        store = await home.open()
+        before = fingerprint(home.path / "sessions")
+        for knowledge in (None, True):
+            with pytest.raises(KimiRayError) as caught:
+                await store.load(MAIN, is_live=knowledge)
+            assert caught.value.code == "log.turn_open"
+        assert fingerprint(home.path / "sessions") == before
+        stored = len(interrupted_turn())
+        assert ok(await store.append([notes(stored, stored + 1)], sync=True)).written == stored + 1, "it goes on"
+        await store.close()
+
+    async def test_a_live_log_between_turns_can_be_loaded(self, store: Store) -> None:
+        await self.start(store, count=3)
+        view = await store.load(MAIN)
+        assert (view.next_seq, view.closers, view.epoch) == (3, (), 1)
+        ok(await store.append([notes(3, 4)], sync=True))
+
+    async def test_inspect_writes_nothing(self, home: Home) -> None:
+        first = await home.open()
+        await self._interrupted(first)
+        await home.kill(first)
+        store = await home.open()
+        before = fingerprint(home.path)
+        await store.inspect(MAIN)
+        await store.read_from(MAIN, 0)
+        await store.list_logs()
+        await store.list_documents()
+        assert fingerprint(home.path) == before
+        await store.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def test_pages(self, store: Store) -> None:
+        await self.start(store)
+        for first in range(0, 3000, 25):
+            ok(await store.append([notes(first, first + 25)], sync=False))
+        wanted = [line(seq, text=f"n{seq}") for seq in range(3000)]
+        for seq, limit in ((0, 10), (24, 3), (1499, 700), (2990, 50), (2999, 1)):
+            page = await store.read_from(MAIN, seq, limit)
+            assert (page.first_seq, page.next_seq) == (seq, 3000)
+            assert list(page.lines) == wanted[seq : seq + limit]
+        assert (await store.read_from(MAIN, 3000)).lines == ()
+        assert (await store.read_from(MAIN, 9999)).lines == ()
+        small = await store.read_from(MAIN, 100, 1000, 200)
+        assert 1 <= len(small.lines) <= 4
+        one = await store.read_from(MAIN, 100, 1000, 1)
+        assert list(one.lines) == wanted[100:101], "one event always fits"
+
+    # -- sessions, documents, removal --------------------------------------------------------------------------------
+
+    async def test_a_document_changes_by_compare_and_set_under_its_claim(self, store: Store) -> None:
+        grant = await store.open_session("s1", "n", workspace_id="wd_x_0123")
+        assert (grant.grant, grant.revision) == (1, 0)
+        assert await store.read_document("s1") is None
+
+        async def write(value: dict[str, Any], revision: int, claim: int = 1, nonce: str = "n") -> int:
+            return await store.write_document("s1", value, grant=claim, nonce=nonce, revision=revision)
+
+        assert await write({"title": "a"}, 0) == 1
+        assert await write({"title": "b"}, 1) == 2
+        for revision in (0, 1, 3):
+            with pytest.raises(StoreError) as caught:
+                await write({"title": "lost"}, revision)
+            assert (caught.value.code, caught.value.details["revision"]) == ("store.conflict", 2)
+        again = await store.open_session("s1", "n")
+        assert (again.grant, again.revision) == (1, 2), "idempotent by nonce"
+        newer = await store.open_session("s1", "m")
+        assert newer.grant == 2
+        with pytest.raises(StoreError) as caught:
+            await write({"title": "zombie"}, 2)
+        assert caught.value.code == "store.fenced"
+        assert await write({"title": "c"}, 2, 2, "m") == 3
+        document = await store.read_document("s1")
+        assert document is not None
+        assert (document.value, document.revision, document.workspace_id) == ({"title": "c"}, 3, "wd_x_0123")
+        assert await store.list_documents() == [document]
+
+    async def test_racing_document_writes_have_one_winner(self, store: Store) -> None:
+        await store.open_session("s1", "n", workspace_id="wd_x_0123")
+        answers = await asyncio.gather(
+            *(store.write_document("s1", {"n": n}, grant=1, nonce="n", revision=0) for n in range(8)),
+            return_exceptions=True,
+        )
+        assert sum(answer == 1 for answer in answers) == 1
+        assert sum(isinstance(answer, StoreError) and answer.code == "store.conflict" for answer in answers) == 7
+
+    async def test_a_session_claim_survives_a_restart_of_the_store(self, home: Home) -> None:
+        first = await home.open()
+        await first.open_session("s1", "n", workspace_id="wd_x_0123")
+        await first.write_document("s1", {"v": 1}, grant=1, nonce="n", revision=0)
+        await home.kill(first)
+        second = await home.open()
+        assert await second.write_document("s1", {"v": 2}, grant=1, nonce="n", revision=1) == 2
+        with pytest.raises(StoreError) as caught:
+            await second.write_document("s1", {"v": 3}, grant=1, nonce="zombie", revision=2)
+        assert caught.value.code == "store.fenced"
+        await second.close()
+
+    async def test_a_session_in_use_by_a_living_process_is_refused_and_a_dead_one_taken_over(self, home: Home) -> None:
+        first = await home.open()
+        await self.start(first, count=2)
+        second = await home.open(claim_timeout_s=0.2)
+        for attempt in (
+            second.open_session("s1", "m"),
+            second.open_writer(MAIN, "m"),
+            second.load(MAIN, is_live=False),
+            second.remove("s1"),
+            second.write_document("s1", {}, grant=1, nonce="n", revision=0),
+        ):
+            with pytest.raises(StoreError) as caught:
+                await attempt
+            assert caught.value.code == "session.in_use"
+            assert caught.value.details["pid"] == os.getpid()
+        assert code((await second.append([notes(2, 3)], sync=True))[0]) == "session.in_use"
+        assert len(await all_lines(second)) == 2, "reading is allowed"
+        ok(await first.append([notes(2, 3)], sync=True))
+        await home.kill(first)
+        assert (await second.open_writer(MAIN, "m")).epoch == 2
+        await second.close()
+
+    async def test_a_claim_waits_for_a_dying_owner(self, home: Home) -> None:
+        first = await home.open()
+        await self.start(first, count=1)
+        second = await home.open(claim_timeout_s=20)
+        waiting = asyncio.create_task(second.open_session("s1", "m"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await home.kill(first)
+        assert (await asyncio.wait_for(waiting, 10)).grant == 2
+        await second.close()
+
+    async def test_a_claim_that_was_given_back_is_free(self, home: Home) -> None:
+        first = await home.open(claim_timeout_s=0.2)
+        await self.start(first, count=1)
+        await first.close_writer(MAIN, 1, "w")
+        await first.close_session("s1", "n")
+        await first.close_session("s1", "n")
+        second = await home.open(claim_timeout_s=0.2)
+        await second.open_session("s1", "m")
+        assert (await second.open_writer(MAIN, "m")).epoch == 2
+        with pytest.raises(StoreError) as caught:
+            await first.open_writer(MAIN, "w9")
+        assert caught.value.code == "session.in_use"
+        await second.close()
+        await first.close()
+
+    async def test_stores_on_one_home_write_different_sessions(self, home: Home) -> None:
+        stores = [await home.open() for _ in range(2)]
+        streams = [Stream(f"s{n}", "main") for n in range(2)]
+        for store, stream in zip(stores, streams, strict=True):
+            await self.start(store, stream, count=3)
+        assert stores[0].identity == stores[1].identity
+        assert {row.stream for row in await stores[0].list_logs()} == set(streams)
+        assert len(await all_lines(stores[0], streams[1])) == 3
+        for store in stores:
+            await store.close()
+
+    async def test_a_removed_session_stays_removed(self, home: Home) -> None:
+        store = await home.open()
+        await self.start(store, count=2)
+        await store.write_document("s1", {"v": 1}, grant=1, nonce="n", revision=0)
+        await store.remove("s1")
+        await store.remove("s1")
+        assert (await store.list_logs(), await store.list_documents()) == ([], [])
+        for again in (store, await home.open()):
+            assert code((await again.append([notes(2, 3)], sync=True))[0]) == "store.deleted", "a zombie"
+            for attempt in (
+                again.open_session("s1", "n", workspace_id="wd_x_0123"),
+                again.open_writer(header(), "w"),
+                again.open_writer(MAIN, "w"),
+                again.write_document("s1", {}, grant=1, nonce="n", revision=1),
+                again.read_from(MAIN, 0),
+                again.load(MAIN),
+            ):
+                with pytest.raises(StoreError) as caught:
+                    await attempt
+                assert caught.value.code == "store.deleted"
+            await again.close()
+
+    async def test_ids_that_cannot_be_paths_are_refused(self, store: Store) -> None:
+        for bad in ("", "a/b", "..", "a b", "x" * 129, "é"):
+            with pytest.raises(StoreError) as caught:
+                await store.open_session(bad, "n", workspace_id="wd_x_0123")
+            assert caught.value.code == "store.invalid_id"
+            with pytest.raises(StoreError):
+                await store.open_writer(header(Stream("s1", bad)), "w")
+        await self.start(store, Stream("Same", "main"), count=1)
+        for twin in (Stream("same", "main"), Stream("Same", "MAIN")):
+            with pytest.raises(StoreError) as caught:
+                await store.open_session(twin.session_id, "n", workspace_id="wd_x_0123")
+                await store.open_writer(header(twin), "w")
+            assert caught.value.code == "store.invalid_id"
+
+    # -- blobs -------------------------------------------------------------------------------------------------------
+
+    async def test_blobs(self, home: Home) -> None:
+        store = await home.open()
+        content = os.urandom(50_000)
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        assert not await store.has_blob(digest)
+        with pytest.raises(StoreError) as caught:
+            await store.read_blob(digest)
+        assert caught.value.code == "store.blob_missing"
+        await asyncio.gather(*(store.put_blobs({digest: content}) for _ in range(4)))
+        await home.kill(store)
+        again = await home.open()
+        assert await again.has_blob(digest)
+        assert await again.read_blob(digest) == content
+        with pytest.raises(StoreError):
+            await again.put_blobs({digest: b"other"})
+        await again.close()
+
+    # -- load --------------------------------------------------------------------------------------------------------
+
+    async def test_many_concurrent_writers(self, store: Store) -> None:
+        streams = [Stream(f"m{n % 7}", f"agent-{n}") for n in range(60)]
+        await asyncio.gather(*(self.start(store, stream) for stream in streams))
+
+        async def write(stream: Stream) -> None:
+            for first in range(0, 40, 5):
+                ok(await store.append([notes(first, first + 5, stream=stream)], sync=first % 10 == 0))
+            ok(await store.append([notes(40, 40, stream=stream)], sync=True))
+
+        await asyncio.gather(*map(write, streams))
+        for stream in streams:
+            assert await all_lines(store, stream) == [line(seq, text=f"n{seq}") for seq in range(40)]
+
+    async def test_close_finishes_what_was_accepted_and_refuses_the_rest(self, home: Home) -> None:
+        store = await home.open()
+        await self.start(store, count=1)
+        pending = asyncio.create_task(store.append([notes(1, 50)], sync=True))
+        await asyncio.sleep(0)
+        await store.close()
+        await store.close()
+        assert ok(await pending).durable == 50
+        with pytest.raises(StoreError) as caught:
+            await store.append([notes(50, 51)], sync=True)
+        assert caught.value.code == "store.closed"
+
+
+def interrupted_turn() -> list[bytes]:
+    """A turn with an open step, as a crash leaves it."""
+    return [line(0, "turn/start", turn=0), line(1, "step/start", turn=0, step=0)]
+
+
+def chunk_events(count: int) -> list[Any]:
+    """A run of streamed text."""
+    from kimi_ray.events import event_from_data
+
+    return [
+        event_from_data(
+            {
+                "seq": seq,
+                "time": 1700 + seq,
+                "type": "assistant/chunk",
+                "data": {
+                    "turn": 0,
+                    "step": 0,
+                    "attempt": 1,
+                    "chunk": {"type": "text-delta", "index": 0, "text": f"t{seq} "},
+                },
+            }
+        )
+        for seq in range(count)
+    ]
+
+
+_WRITER = """
+import asyncio, sys
+from kimi_ray.store import StoreOptions, Stream, open_store_for_writing
+from tests.conformance.store_contract import MAIN, header, notes
+
+async def main():
+    home, backend, nonce = sys.argv[1:]
+    store = await open_store_for_writing(home, StoreOptions(backend=backend))
+    await store.open_session("s1", nonce, workspace_id="wd_x_0123")
+    known = bool(await store.list_logs())
+    grant = await store.open_writer(MAIN if known else header(), nonce)
+    seq = grant.next_seq
+    while True:
+        for size, sync in ((3, False), (5, True)):
+            answer = (await store.append([notes(seq, seq + size, epoch=grant.epoch, nonce=nonce)], sync=sync))[0]
+            assert answer.error is None, answer.error
+            seq += size
+            if sync:
+                print(answer.durable, flush=True)
+
+asyncio.run(main())
+"""
