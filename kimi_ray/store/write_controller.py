@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from kimi_ray.errors import KimiRayError, StoreError, error_from_data
 from kimi_ray.events import SessionEvent
@@ -26,6 +26,7 @@ from kimi_ray.store.blob_outbox import PendingBlob
 from kimi_ray.store.bounded_call import can_be_sent_again
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.clock import Alarm, Clock
+from kimi_ray.store.flush_waiters import FlushWaiters, fresh
 from kimi_ray.store.seam import AppendResult, Batch, Stream
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.writer_settings import WriterSettings
@@ -33,15 +34,6 @@ from kimi_ray.store.writer_settings import WriterSettings
 State = Literal["idle", "window", "writing", "flushing", "paused", "fenced", "failed", "closing", "closed"]
 
 _TERMINAL: Final = frozenset({"store.fenced", "store.conflict", "store.deleted"})
-
-
-class _Waiter(NamedTuple):
-    target: int
-    blobs: int
-    """How many blobs were attached when it was called."""
-    deadline: float
-    timeout_s: float
-    future: asyncio.Future[None]
 
 
 class WriteController:
@@ -58,16 +50,6 @@ class WriteController:
         on_fenced: Called once, soon after the store said that another writer has the log.
         on_failure: Called with each failure that no flush saw.
     """
-
-    # fmt: off
-    __slots__ = (
-        "_alarm", "_alarm_at", "_attempts", "_blobs", "_blobs_attached", "_blobs_done", "_budget", "_bytes", "_clock",
-        "_closed", "_closing", "_discarded", "_due", "_durable", "_end", "_event_bytes", "_events", "_hold_at",
-        "_in_flight", "_last_error", "_next_seq", "_on_failure", "_on_fenced", "_outbox", "_paused", "_retried",
-        "_room", "_sender", "_settings", "_sync_at", "_sync_due", "_waiters", "_window_at", "_window_s", "_written",
-        "epoch", "nonce", "stream",
-    )
-    # fmt: on
 
     def __init__(
         self,
@@ -99,7 +81,7 @@ class WriteController:
         self._event_bytes = 0
         self._bytes = 0
         self._in_flight: Batch | None = None
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters = FlushWaiters()
         self._room: set[asyncio.Future[None]] = set()
 
         self._window_at: float | None = None
@@ -369,7 +351,7 @@ class WriteController:
             self._blobs_done += 1
         if freed:
             self._release(freed)
-        self._resolve_waiters()
+        self._waiters.resolve(self._durable, self._blobs_done)
         self._request()
 
     def blob_failed(self, error: KimiRayError) -> None:
@@ -418,7 +400,7 @@ class WriteController:
         elif self._sync_at is None and not self._sync_due:
             self._sync_at = at = self._clock.now() + self._settings.sync_interval_ms / 1000
             self._wake_at(at)
-        self._resolve_waiters()
+        self._waiters.resolve(self._durable, self._blobs_done)
 
     def _forget_through(self, seq: int) -> None:
         count = seq - self._durable
@@ -486,7 +468,7 @@ class WriteController:
         if self._waiters and not self._retried:
             self._retried = True
             return
-        seen = self._reject_waiters(error)
+        seen = self._waiters.reject(error)
         self._retried = False
         self._due = False
         self._window_at = None
@@ -502,7 +484,7 @@ class WriteController:
         lost = {"stream": str(self.stream), "lost_from": self._durable, "lost_events": len(self._events)}
         error.with_details(**lost)
         self._discard()
-        seen = self._reject_waiters(error)
+        seen = self._waiters.reject(error)
         self._interrupt_room(error)
         loop = asyncio.get_running_loop()
         if error.code == "store.fenced" and self._on_fenced is not None:
@@ -514,7 +496,7 @@ class WriteController:
         if not self._closed:
             self._closed = True
             self._discard()
-            self._reject_waiters(StoreError(f"{self.stream} was closed", code="store.closed"))
+            self._waiters.reject(StoreError(f"{self.stream} was closed", code="store.closed"))
 
     def _discard(self) -> None:
         """Let go of everything retained, and of the sender."""
@@ -548,37 +530,18 @@ class WriteController:
 
     def _raise_if_over(self) -> None:
         if self._end is not None:
-            raise _again(self._end)
+            raise fresh(self._end)
         if self._closed:
             raise StoreError(f"{self.stream} is closed", code="store.closed")
 
     # Waiting
 
     async def _durable_through(self, target: int, timeout_s: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         deadline = self._clock.now() + timeout_s
-        self._waiters.append(_Waiter(target, self._blobs_attached, deadline, timeout_s, future))
+        future = self._waiters.add(target, self._blobs_attached, deadline, timeout_s)
         self._wake_at(deadline)
         self._request()
         await future
-
-    def _resolve_waiters(self) -> None:
-        waiters = self._waiters
-        durable, blobs = self._durable, self._blobs_done
-        while waiters and waiters[0].target <= durable and waiters[0].blobs <= blobs:
-            future = waiters.popleft().future
-            if not future.done():
-                future.set_result(None)
-
-    def _reject_waiters(self, error: KimiRayError) -> bool:
-        """Whether anybody was still waiting."""
-        waiters, self._waiters = self._waiters, deque()
-        seen = False
-        for waiter in waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(_again(error))
-                seen = True
-        return seen
 
     def _late(self, what: str, timeout_s: float) -> StoreError:
         cause = self._last_error or self._sender.last_error
@@ -615,7 +578,7 @@ class WriteController:
     def _interrupt_room(self, error: KimiRayError) -> None:
         for future in self._room:
             if not future.done():
-                future.set_exception(_again(error))
+                future.set_exception(fresh(error))
 
     def _wake_at(self, at: float) -> None:
         """Have ``_wake`` called at ``at`` or before. One alarm serves all deadlines and is moved only to be earlier."""
@@ -637,22 +600,10 @@ class WriteController:
             self._sync_due = True
         if self._hold_at is not None and self._hold_at <= now:
             self._hold_at = None
-        late = [waiter for waiter in self._waiters if waiter.deadline <= now]
-        if late:
-            self._waiters = deque(waiter for waiter in self._waiters if waiter.deadline > now)
-            for waiter in late:
-                if not waiter.future.done():
-                    what = f"not durable through seq {waiter.target - 1}"
-                    waiter.future.set_exception(self._late(what, waiter.timeout_s))
-            self._due = self._due or self._written < self._next_seq or bool(self._blobs)
-            self._sync_due = self._sync_due or self._durable < self._written
-        ahead = [at for at in (self._window_at, self._sync_at, self._hold_at) if at is not None]
-        ahead += [waiter.deadline for waiter in self._waiters]
+        next_deadline = self._waiters.expire(
+            now, lambda waiter: self._late(f"not durable through seq {waiter.target - 1}", waiter.timeout_s)
+        )
+        ahead = [at for at in (self._window_at, self._sync_at, self._hold_at, next_deadline) if at is not None]
         if ahead:
             self._wake_at(min(ahead))
         self._request()
-
-
-def _again(error: KimiRayError) -> KimiRayError:
-    """A fresh copy: one exception object must not travel up several tasks."""
-    return error_from_data(error.to_data())

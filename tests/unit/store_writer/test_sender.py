@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -158,7 +159,7 @@ async def test_lost_calls_are_repeated_with_growing_pauses(rig: Any) -> None:
         await rig.advance(0.01)
         if len(rig.store.calls) > before:
             times.append(rig.clock.time)
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(times) < 30
     assert all(gap <= 2.5 for gap in gaps) and gaps[-1] > 1.5 > gaps[1]
     rig.store.down = None

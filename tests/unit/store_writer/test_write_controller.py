@@ -399,7 +399,7 @@ async def test_a_busy_answer_holds_only_its_own_log(rig: Any) -> None:
     assert rig.stored(busy) == busy.lines
 
 
-@pytest.mark.parametrize("answer", ["short", "other", "stale", "ahead"])
+@pytest.mark.parametrize("answer", ["short", "other", "stale", "not durable", "ahead", "far ahead"])
 async def test_a_wrong_answer_is_an_error_and_no_loop(rig: Any, answer: str) -> None:
     log = rig.log()
     log.add(2)
@@ -413,14 +413,17 @@ async def test_a_wrong_answer_is_an_error_and_no_loop(rig: Any, answer: str) -> 
         made = {
             "other": (("x", "main"), 2, 2),
             "stale": (result.stream, 0, 0),
-            "ahead": (result.stream, 9, 9),
+            "not durable": (result.stream, 2, 0),
+            "ahead": (result.stream, 3, 2),
+            "far ahead": (result.stream, 9, 9),
         }[answer]
         return [type(result)(*made)]
 
     rig.store.apply = wrong
     error = await refused(task_of(log.writer.flush()), rig)
-    assert error.code == ("store.conflict" if answer == "ahead" else "store.bad_answer")
-    assert len(rig.store.calls) == (1 if answer == "ahead" else 2)
+    ends = "ahead" in answer
+    assert error.code == ("store.conflict" if ends else "store.bad_answer")
+    assert len(rig.store.calls) == (1 if ends else 2)
 
 
 async def test_an_exception_of_the_transport_reaches_the_flush_as_data(rig: Any) -> None:
@@ -458,6 +461,14 @@ async def test_a_batch_is_bounded_and_a_large_event_goes_alone(make_rig: Callabl
     sizes = [(len(batch.payload), len(batch.row_events)) for call, _ in rig.store.calls for batch in call]
     assert all(size <= 1000 or rows == 1 for size, rows in sizes)
     assert len(sizes) == 5
+
+
+async def test_a_window_larger_than_a_batch_is_written_to_its_end(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(batch_max_bytes=1000, call_max_bytes=8000)
+    log = rig.log()
+    log.add(10, size=300)
+    await rig.advance(0.201)
+    assert rig.stored(log) == log.lines and len(rig.store.calls) > 3
 
 
 async def test_streamed_chunks_travel_packed(rig: Any) -> None:
@@ -502,6 +513,31 @@ async def test_flush_covers_a_blob_without_an_event(rig: Any) -> None:
     log.writer.attach_blob(digest("a"), b"content")
     await rig.done(task_of(log.writer.flush()))
     assert rig.store.blobs == {digest("a"): b"content"} and rig.store.calls == []
+
+
+async def test_flush_waits_for_a_blob_that_came_after_the_last_event(rig: Any) -> None:
+    log = rig.log()
+    log.add()
+    log.writer.attach_blob(digest("a"), b"content")
+    rig.store.blob_gate.clear()
+    flush = task_of(log.writer.flush())
+    await rig.settle()
+    assert log.writer.durable_seq == 1 and not flush.done()
+    rig.store.blob_gate.set()
+    await rig.done(flush)
+
+
+async def test_a_blob_call_is_bounded_and_may_hold_one_larger_blob(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(call_max_bytes=1000)
+    log = rig.log()
+    for name, size in (("a", 600), ("b", 300), ("c", 300), ("d", 5000), ("e", 1)):
+        log.writer.attach_blob(digest(name), b"x" * size)
+        log.add()
+    await rig.done(task_of(log.writer.flush()))
+    assert [sorted(len(data) for data in call.values()) for call in rig.store.blob_calls] == [
+        [300, 600], [300], [5000], [1],
+    ]  # fmt: skip
+    assert rig.stored(log) == log.lines
 
 
 async def test_the_window_sends_blobs_too(rig: Any) -> None:
