@@ -7,7 +7,7 @@ exceptions: what carries the call would copy their type but not their code, hint
 from __future__ import annotations
 
 import traceback
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
 from kimi_ray.hosts.ports import Group, HostKind
@@ -115,10 +115,11 @@ def timed_out(name: str, method: str, timeout_s: float) -> RuntimeFault:
 
 
 def _method(core: Core, method: str) -> Any:
-    if method not in core.PORT and method not in LIFECYCLE:
+    port = cast("dict[str, Group]", cast("Any", core).PORT)
+    if method not in port and method not in LIFECYCLE:
         raise KimiRayError(
             f"{type(core).__name__} has no method {method!r} for callers",
             code="internal",
-            details={"method": method, "port": sorted(core.PORT)},
+            details={"method": method, "port": sorted(port)},
         )
     return getattr(core, method)

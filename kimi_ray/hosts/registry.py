@@ -110,8 +110,11 @@ class Registry:
     # -- drivers ----------------------------------------------------------------------------------------------------
 
     async def hello(self, info: dict[str, Any]) -> dict[str, Any]:
-        """A driver comes. ``info`` has its ``fingerprint`` (settings as JSON), the ``versions`` of its program, a digest
-        of its runtime_env as ``code``, and who it is (pid, host).
+        """A driver comes.
+
+        Args:
+            info: Its ``fingerprint`` (settings as JSON), the ``versions`` of its program, a digest of its
+                runtime_env as ``code``, and who it is (``pid``, ``host``).
 
         Returns:
             ``{lease_id, renew_s, home_id, home}``.
