@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic_core import from_json
@@ -20,6 +18,7 @@ from pydantic_core import from_json
 from kimi_ray.errors import ProviderError
 from kimi_ray.llm.chat import ChatRequest, Chunk, Finish, MetaChunk, UsageChunk
 from kimi_ray.llm.completion import CompletionReader, finish_reason
+from kimi_ray.llm.connections import CONNECT_TIMEOUT_S, Connections, Lane
 from kimi_ray.llm.estimate import Estimator
 from kimi_ray.llm.faults import (
     Place,
@@ -30,7 +29,7 @@ from kimi_ray.llm.faults import (
     stream_error_fault,
     timeout_fault,
 )
-from kimi_ray.llm.models import ModelSettings, is_loopback
+from kimi_ray.llm.models import ModelSettings
 from kimi_ray.llm.sse import EventParser, EventTooLargeError
 from kimi_ray.llm.wire import chat_body
 from kimi_ray.settings import Usage
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-MAX_CONNECTIONS = 10_000
 MAX_BODY_BYTES = 64 << 20
-CONNECT_TIMEOUT_S = 30.0
 GOODBYE_S = 10.0
 """How long a server may take from the last word of an answer to the end of its stream."""
 DRAIN_S = 0.2
@@ -77,7 +74,7 @@ class OpenAIProvider:
         self._secrets = tuple(secret for secret in secrets if secret)
         self._key_name = f"${key_env}" if key_env else "the key"
         self._estimator = Estimator()
-        self._server = _Server(self._urls, api_key, self._settings)
+        self._connections = Connections(self._urls, api_key, self._settings)
         self._url_of: dict[tuple[str, str], int] = {}
         self._turn = 0
 
@@ -99,8 +96,9 @@ class OpenAIProvider:
         place = Place(request.model, self._urls[at], self._secrets, self._key_name)
         body = chat_body(request, self._settings, completion_tokens="api.openai.com" in self._urls[at])
         answer = _Answer(place, self._settings)
+        lane = await answer.lane(self._connections)
         try:
-            yield await answer.open(await self._server.client(at), self._server, body)
+            yield await answer.open(lane.client(at), body)
             while (chunks := await answer.more()) is not None:
                 for chunk in chunks:
                     yield chunk
@@ -114,7 +112,10 @@ class OpenAIProvider:
                 self._move_on(request, at)
             raise
         finally:
-            await answer.close()
+            try:
+                await answer.close()
+            finally:
+                self._connections.give_back(lane)
 
     def _estimated(self, request: ChatRequest, reader: CompletionReader) -> Usage:
         return self._estimator.usage(request, text_chars=reader.text_chars, reasoning_chars=reader.reasoning_chars)
@@ -126,11 +127,15 @@ class OpenAIProvider:
             ProviderError: see ``kimi_ray.llm.faults``.
         """
         answer = _Answer(Place("", self._urls[0], self._secrets, self._key_name), self._settings)
-        return await answer.models(await self._server.client(0), self._server, timeout_s)
+        lane = await answer.lane(self._connections)
+        try:
+            return await answer.models(lane.client(0), timeout_s)
+        finally:
+            self._connections.give_back(lane)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
-        await self._server.close()
+        await self._connections.close()
 
     def _route(self, request: ChatRequest) -> int:
         if len(self._urls) == 1:
@@ -149,79 +154,6 @@ class OpenAIProvider:
             self._url_of[request.session_id, request.agent_id] = (at + 1) % len(self._urls)
 
 
-class _Server:
-    """The SDK's clients, made at first use: one an address, all on one pool of connections."""
-
-    def __init__(self, urls: tuple[str, ...], api_key: str | None, settings: ModelSettings) -> None:
-        self._urls = urls
-        self._api_key = api_key
-        self._settings = settings
-        self._clients: list[openai.AsyncOpenAI] = []
-        self._connecting: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._http: Any = None
-        self.errors: Any = None
-        """The HTTP library that the SDK uses: its exceptions come out of a stream as they are."""
-        self.headers: dict[str, Any] = {}
-        """What every request says to send no key, when there is none."""
-
-    async def client(self, at: int) -> openai.AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            # connections belong to a loop; importing the SDK takes most of a second and must not hold it up
-            self._loop = loop
-            self._clients = []
-            self._connecting = loop.create_task(asyncio.to_thread(self._connect))
-        if not self._clients and self._connecting is not None:
-            await asyncio.shield(self._connecting)
-        if not self._clients:
-            raise ProviderError("the provider is closed", code="provider.closed", hint="build another one")
-        return self._clients[at]
-
-    def _connect(self) -> None:
-        import openai
-
-        # the SDK has changed its HTTP library once: the one at hand is where its limits come from
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)
-        library = limits.__module__.partition(".")[0]
-        self.errors = import_module(library)
-        # a line a request at INFO: with thousands of agents nobody wants it unasked
-        logger = logging.getLogger(library)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.WARNING)
-        most = self._settings.max_connections or MAX_CONNECTIONS
-        timeout = self.errors.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        # proxies, redirects and certificates are for servers elsewhere (reading the certificates takes 25 ms)
-        here = all(is_loopback(url) and url.startswith("http:") for url in self._urls)
-        self._http = openai.DefaultAsyncHttpxClient(
-            limits=limits(max_connections=most, max_keepalive_connections=most),
-            timeout=timeout,
-            trust_env=not here,
-            follow_redirects=not here,
-            verify=not here,
-        )
-        if self._api_key is None and not any(name.lower() == "authorization" for name in self._settings.extra_headers):
-            self.headers = {"Authorization": openai.Omit()}
-        self._clients = [
-            openai.AsyncOpenAI(
-                base_url=url,
-                api_key=self._api_key or "none",
-                max_retries=0,
-                timeout=timeout,
-                default_headers=self._settings.extra_headers,
-                http_client=self._http,
-            )
-            for url in self._urls
-        ]
-
-    async def close(self) -> None:
-        if self._connecting is not None and self._loop is asyncio.get_running_loop():
-            await self._connecting
-        http, self._http, self._clients = self._http, None, []
-        if http is not None:
-            await http.aclose()
-
-
 class _Answer:
     """One request and its answer: every wait bounded, every failure a ``ProviderError``."""
 
@@ -233,20 +165,30 @@ class _Answer:
         self._parser: EventParser | None = None
         self._begin = b""
         self._ended = False
-        self._errors: Any = None
+        self._http: Any = None
+        self._headers: dict[str, Any] = {}
         self._response: Any = None
         self._bytes: AsyncIterator[bytes] | None = None
 
-    async def open(self, client: openai.AsyncOpenAI, server: _Server, body: dict[str, Any]) -> MetaChunk:
+    async def lane(self, connections: Connections) -> Lane:
+        """A place among the connections; waited for when ``max_connections`` are in use."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                lane = await connections.lease()
+        except TimeoutError:
+            raise timeout_fault(self._place, "total", self._settings.timeout_s) from None
+        self._http, self._headers = connections.library, connections.headers
+        return lane
+
+    async def open(self, client: openai.AsyncOpenAI, body: dict[str, Any]) -> MetaChunk:
         """Send the request and wait for the headers."""
-        self._errors = server.errors
         streams = self._settings.stream
         # the body travels as `extra_body`, which the SDK sends as it is: its walk over `messages` takes 150 us each
         manager = client.chat.completions.with_streaming_response.create(
             model=body["model"],
             messages=[],
             stream=streams,
-            extra_headers=server.headers,
+            extra_headers=self._headers,
             extra_body=({"stream_options": {"include_usage": True}} | body) if streams else body,
         )
         self._response = await self._wait(manager.__aenter__())
@@ -327,16 +269,15 @@ class _Answer:
             raise stream_error_fault(self._place, found)
         return found
 
-    async def models(self, client: openai.AsyncOpenAI, server: _Server, timeout_s: float) -> list[str]:
+    async def models(self, client: openai.AsyncOpenAI, timeout_s: float) -> list[str]:
         """The names at ``/models``."""
-        self._errors = server.errors
-        page: Any = await self._wait(client.models.list(timeout=timeout_s, extra_headers=server.headers))
+        page: Any = await self._wait(client.models.list(timeout=timeout_s, extra_headers=self._headers))
         return sorted(str(model.id) for model in page.data)
 
     async def drain(self) -> None:
         """Read the rest of a complete answer's body, so that its connection can be used again."""
         if self._bytes is not None:
-            with contextlib.suppress(TimeoutError, self._errors.HTTPError):
+            with contextlib.suppress(TimeoutError, self._http.HTTPError):
                 async with asyncio.timeout(DRAIN_S):
                     async for _ in self._bytes:
                         pass
@@ -372,9 +313,9 @@ class _Answer:
             raise timeout_fault(self._place, "connect", CONNECT_TIMEOUT_S) from None
         except openai.APIConnectionError as error:
             raise connection_fault(self._place, _reason(error.__cause__ or error)) from None
-        except self._errors.TransportError as error:
+        except self._http.TransportError as error:
             raise connection_fault(self._place, _reason(error), cut=reading) from None
-        except self._errors.HTTPError as error:
+        except self._http.HTTPError as error:
             raise bad_stream_fault(self._place, f"a body that cannot be read ({_reason(error)})", "") from None
 
 
