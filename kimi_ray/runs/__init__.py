@@ -13,7 +13,7 @@ from kimi_ray.runs.outcomes import RowError, RowStatus, error_of, status_of, sto
 from kimi_ray.runs.prompts import Prompt, check_prompt, prompt_hash, render_prompt, render_workdir
 from kimi_ray.runs.report import SwarmReport, count_statuses
 from kimi_ray.runs.resume import ResumePlan, check_unchanged, plan_resume
-from kimi_ray.runs.rollouts import RolloutSpec, SwarmSettings
+from kimi_ray.runs.rollouts import SwarmSettings
 from kimi_ray.runs.rows import AttemptRow, AttemptSummary, ResultRow, RowModel, Timing
 from kimi_ray.runs.run_directory import (
     RunDirectory,
@@ -37,7 +37,6 @@ __all__ = [
     "ResultRow",
     "ResumePlan",
     "RolloutKey",
-    "RolloutSpec",
     "RowError",
     "RowModel",
     "RowStatus",

@@ -1,4 +1,4 @@
-"""A rollout as it is handed over to be run: everything that decides what one attempt does, rendered and resolved."""
+"""What a swarm says about all of its rollouts, and what it may not say."""
 
 from __future__ import annotations
 
@@ -8,42 +8,11 @@ from typing import Any
 from pydantic import Field
 
 from kimi_ray.errors import RunError
-from kimi_ray.runs.items import RolloutKey, RunItem
-from kimi_ray.runs.prompts import Prompt, render_prompt, render_workdir
-from kimi_ray.runs.schedule import Start
+from kimi_ray.runs.items import RunItem
+from kimi_ray.runs.prompts import render_workdir
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Workdir
 
 _WRITING_TOOLS = ("Bash", "Write", "Edit")
-
-
-class RolloutSpec(Settings):
-    """One attempt at one item. ``seed`` is recorded always and sent to the model if ``send_seed``."""
-
-    run_id: str
-    item_id: str
-    index: int = Field(ge=0)
-    repeat: int = Field(ge=0)
-    attempt: int = Field(ge=1)
-    seed: int
-    send_seed: bool
-    prompt: str
-    item: Any
-    """The item's data, for tools and scripted models that are functions of it."""
-    profile: Profile
-    model: str | None = None
-    system_prompt: str | None = None
-    tools: tuple[str, ...] = ()
-    sampling: Sampling = Sampling()
-    limits: Limits | None = None
-    workdir: Workdir | None = None
-    isolation: Isolation | None = None
-    tags: dict[str, str] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def key(self) -> RolloutKey:
-        """The rollout's identity."""
-        return RolloutKey(self.item_id, self.repeat)
 
 
 class SwarmSettings(Settings):
@@ -98,34 +67,3 @@ class SwarmSettings(Settings):
                     " --allow-shared-writes",
                     details={"path": path, "tools": writing},
                 )
-
-    def rollout(self, run_id: str, prompt: Prompt, item: RunItem, start: Start) -> RolloutSpec:
-        """The attempt that ``start`` asks for.
-
-        Raises:
-            RunError: ``items.unknown_column``, ``swarm.prompt_failed``.
-        """
-        own = item.item
-        sampling = own.sampling.over(self.sampling) if own.sampling else self.sampling or Sampling()
-        fixed = sampling.seed is not None
-        return RolloutSpec(
-            run_id=run_id,
-            item_id=item.id,
-            index=item.index,
-            repeat=start.key.repeat,
-            attempt=start.attempt,
-            seed=sampling.seed if sampling.seed is not None else start.seed,
-            send_seed=fixed or start.send_seed,
-            prompt=render_prompt(prompt, item),
-            item=own.data,
-            profile=self.profile,
-            model=self.model,
-            system_prompt=self.system_prompt,
-            tools=self.tool_names,
-            sampling=sampling if fixed else sampling.model_copy(update={"seed": start.seed}),
-            limits=own.limits.over(self.limits) if own.limits else self.limits,
-            workdir=render_workdir(self.workdir, item),
-            isolation=self.isolation,
-            tags={**self.tags, **own.tags},
-            metadata=self.metadata,
-        )
