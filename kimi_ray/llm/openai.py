@@ -165,6 +165,7 @@ class _Answer:
         self._parser: EventParser | None = None
         self._begin = b""
         self._ended = False
+        self._fault: ProviderError | None = None
         self._http: Any = None
         self._headers: dict[str, Any] = {}
         self._response: Any = None
@@ -208,6 +209,8 @@ class _Answer:
 
     async def more(self) -> list[Chunk] | None:
         """The chunks of what comes next, or None when the answer is complete."""
+        if self._fault is not None:
+            raise self._fault
         if self._ended:
             return None
         if self._parser is None:
@@ -226,15 +229,19 @@ class _Answer:
         if len(self._begin) < _EXCERPT_BYTES and data is not None:
             self._begin += data[:_EXCERPT_BYTES]
         chunks: list[Chunk] = []
-        for event in events:
-            if event.startswith(b"[DONE]"):
+        try:
+            for event in events:
+                if event.startswith(b"[DONE]"):
+                    self._ended = True
+                    return chunks
+                chunks += self._understood(event)
+            if data is None:
                 self._ended = True
-                return chunks
-            chunks += self.reader.read(self._parsed(event))
-        if data is None:
-            self._ended = True
-            if not self.reader.finished:
-                raise self._cut()
+                if not self.reader.finished:
+                    raise self._cut()
+        except ProviderError as error:
+            # what came before it in the same packet is the caller's
+            self._fault = error
         return chunks
 
     def _cut(self) -> ProviderError:
@@ -253,12 +260,13 @@ class _Answer:
                 raise bad_stream_fault(self._place, "an answer above 64 MiB", "")
         self._ended = True
         body = b"".join(parts)
-        chunks = self.reader.read(self._parsed(body))
+        chunks = self._understood(body)
         if not self.reader.answered:
             raise bad_stream_fault(self._place, "an answer without choices", _excerpt(body))
         return chunks
 
-    def _parsed(self, data: bytes) -> dict[str, Any]:
+    def _understood(self, data: bytes) -> list[Chunk]:
+        """The chunks of one JSON object of the answer."""
         value = _json(data)
         if not isinstance(value, dict):
             raise bad_stream_fault(self._place, "something that is not a JSON object", _excerpt(data))
@@ -267,7 +275,10 @@ class _Answer:
             raise stream_error_fault(self._place, found["error"])
         if found.get("object") == "error":
             raise stream_error_fault(self._place, found)
-        return found
+        try:
+            return self.reader.read(found)
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+            raise bad_stream_fault(self._place, "an object that is not a completion", _excerpt(data)) from None
 
     async def models(self, client: openai.AsyncOpenAI, timeout_s: float) -> list[str]:
         """The names at ``/models``."""
@@ -323,13 +334,15 @@ def _json(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError:
-        # half a surrogate pair is legal JSON, and the fast parser refuses it
-        if b"\\ud" not in data.lower():
-            return None
+        pass
+    # half a surrogate pair is legal JSON, and the fast parser refuses it; broken UTF-8 is worth a U+FFFD
+    text = data.decode(errors="replace")
+    if "\\ud" not in text.lower() and "\ufffd" not in text:
+        return None
     import json
 
     try:
-        return json.loads(data)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

@@ -10,8 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kimi_ray.errors import ProviderError
+from kimi_ray.events.json_rule import freeze
 from kimi_ray.llm import (
     Assembled,
     Assembler,
@@ -22,12 +25,18 @@ from kimi_ray.llm import (
     ToolSpec,
     UsageChunk,
 )
+from kimi_ray.llm.completion import CompletionReader
 from kimi_ray.llm.openai import OpenAIProvider
 from kimi_ray.settings import Sampling, Usage
 
 KEY = "sk-test-0123456789abcdef"
 HELLO: dict[str, Any] = {"id": "u", "role": "user", "content": [{"type": "text", "text": "hello"}]}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+
+WIRE_KEYS = ["choices", "delta", "message", "content", "tool_calls", "function", "name", "arguments", "index", "id",
+             "finish_reason", "logprobs", "token_ids", "usage", "prompt_tokens", "prompt_tokens_details", "reasoning",
+             "completion_tokens", "cached_tokens", "total_tokens", "text", "token", "logprob",
+             "top_logprobs"]  # fmt: skip
 
 Serve = Callable[[Callable[[Any, Any], Awaitable[None]]], Awaitable[Any]]
 
@@ -210,6 +219,56 @@ async def test_what_was_received_before_a_cut_is_the_callers(serve: Serve) -> No
     await provider.close()
     assert assembler.partial() == [{"type": "text", "text": "half"}]
     assert assembler.meta.http_status == 200
+
+
+async def test_what_came_in_the_same_packet_as_an_error_is_the_callers_too(serve: Serve) -> None:
+    async def handler(_: Any, reply: Any) -> None:
+        await reply.start()
+        await reply.piece(b'data: {"choices":[{"delta":{"content":"half"}}]}\n\ndata: {"error":{"code":529}}\n\n')
+        await reply.end()
+
+    server = await serve(handler)
+    provider = OpenAIProvider([server.url])
+    assembler = Assembler()
+    with pytest.raises(ProviderError) as caught:
+        async for chunk in provider.stream(ask()):
+            assembler.add(chunk)
+    await provider.close()
+    assert caught.value.code == "provider.overloaded"
+    assert assembler.partial() == [{"type": "text", "text": "half"}]
+
+
+async def test_bytes_that_are_not_utf8_cost_a_character_and_not_the_answer(serve: Serve) -> None:
+    async def handler(_: Any, reply: Any) -> None:
+        await reply.start()
+        await reply.piece(b'data: {"choices":[{"delta":{"content":"a\xffb"},"finish_reason":"stop"}]}\n\n')
+        await reply.end()
+
+    assert (await ask_once(serve, handler)).text == "a\ufffdb"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WIRE_KEYS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+wire_objects = st.dictionaries(st.sampled_from(WIRE_KEYS), json_values, max_size=4)
+
+
+@given(st.lists(st.builds(lambda a, b, c: {"choices": [{"delta": a} | b]} | c, *[wire_objects] * 3), max_size=3))
+def test_no_json_makes_the_reader_fail_in_a_way_that_is_not_expected(objects: list[dict[str, Any]]) -> None:
+    reader, assembler = CompletionReader(), Assembler()
+    try:
+        chunks = [chunk for found in objects for chunk in reader.read(found)] + reader.end()
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+        return
+    for chunk in chunks:
+        assembler.add(chunk)
+    for block in assembler.result().content:
+        json.dumps(block, allow_nan=False).encode()
+        freeze(block)
 
 
 async def test_an_answer_is_complete_with_a_finish_or_with_done(serve: Serve) -> None:
@@ -473,7 +532,15 @@ async def test_garbage(serve: Serve) -> None:
 
         return handler
 
-    for garbage in ('{"choices": [', "[1]", '"x"', "<html>", "[" * 100_000):
+    for garbage in (
+        '{"choices": [',
+        '{"choices": [7]}',
+        '{"choices": [{"delta": {"tool_calls": [null]}}]}',
+        "[1]",
+        '"x"',
+        "<html>",
+        "[" * 100_000,
+    ):
         error = await failure(serve, event(garbage))
         assert (error.code, error.retryable) == ("provider.bad_stream", True), garbage[:20]
 
