@@ -114,11 +114,16 @@ def make_event(
     """Check, freeze and encode one event.
 
     Raises:
-        LogError: ``log.not_json`` when ``data`` breaks the JSON rule or is not an object.
+        LogError: ``log.not_json`` when ``data`` breaks the JSON rule or is not an object; ``log.bad_envelope`` for a
+            ``surface`` or ``sources`` of another shape.
     """
     if not isinstance(data, dict):
         raise LogError(f"the data of {type} must be an object, not {data.__class__.__name__}", code="log.not_json")
     frozen = freeze(cast("dict[str, Any]", data))
+    if surface is not None:
+        surface = _surface_of(surface, seq)
+    if sources is not None:
+        sources = _sources_of(list(sources), seq)
     # The caller's plain containers encode five times faster than their frozen copies, and hold the same values.
     line = encode(envelope(seq, time, type, data, surface, sources, ignorable))
     return SessionEvent(seq, time, type, frozen, surface, sources, ignorable, line)
@@ -135,6 +140,8 @@ def parse_event(line: bytes, *, at: int | None = None) -> SessionEvent:
         LogError: ``log.not_json`` or ``log.bad_envelope``.
     """
     raw = bytes(line).rstrip(b"\n")
+    if b"\n" in raw:
+        raise _bad("an event is one line", at)
     value = decode(raw)
     return event_from_data(value, line=raw, at=at)
 
@@ -158,7 +165,7 @@ def event_from_data(value: Any, *, line: bytes | None = None, at: int | None = N
         raise _bad(f"seq is {seq} where {at} belongs", at)
     if type(time) is not int:
         raise _bad("time must be an int", seq)
-    if type(kind) is not str or "/" not in kind:
+    if type(kind) is not str or not all(kind.partition("/")):
         raise _bad("type must be family/what", seq)
     if not isinstance(data, dict):
         raise _bad("data must be an object", seq)

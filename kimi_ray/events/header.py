@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kimi_ray.errors import LogError
+from kimi_ray.events.json_rule import thaw
 
 LOG_VERSION = 1
 ENCODING_VERSION = 1
@@ -58,8 +59,8 @@ class LogHeader(BaseModel):
     writer: WriterRef
 
     def to_data(self) -> dict[str, Any]:
-        """The header as JSON, keys in their order, absent where nothing is said."""
-        return self.model_dump(mode="json", exclude_none=True)
+        """The header as JSON, keys in their order, absent where nothing is said; unknown keys last, as they came."""
+        return _data_of(self)
 
 
 def parse_header(value: Any) -> LogHeader:
@@ -83,9 +84,24 @@ def parse_header(value: Any) -> LogHeader:
             )
     if body.get("type") != "log":
         raise LogError("the first line is not a log header", code="log.bad_header")
+    if version is None:
+        raise LogError("the log header says no version", code="log.bad_header")
     try:
-        return LogHeader.model_validate(body)
+        return LogHeader.model_validate(body, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise LogError(f"log header: {place}: {first['msg']}", code="log.bad_header") from None
+
+
+def _data_of(model: BaseModel) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in type(model).model_fields:
+        value: Any = getattr(model, name)
+        if isinstance(value, BaseModel):
+            out[name] = _data_of(value)
+        elif value is not None:
+            out[name] = thaw(value)
+    for name, value in (model.model_extra or {}).items():
+        out[name] = thaw(value)
+    return out

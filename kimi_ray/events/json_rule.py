@@ -16,6 +16,9 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import LogError
 
 MAX_DEPTH = 64
+MAX_VALUES = 8 << 20
+"""Values in one piece of data: an event of 16 MiB cannot hold more, while a list that holds itself twice, forty levels
+deep, is a few bytes in memory and a million million values when written out."""
 _INT_MIN = -(2**63)
 _INT_MAX = 2**63 - 1
 
@@ -90,6 +93,7 @@ def freeze(value: Any) -> Any:
     # (source, target, path, depth); `ancestors` is kept exact by pushing a leave mark behind each container
     stack: list[tuple[Any, Any, tuple[Any, ...] | None, int]] = [(value, root, None, 1)]
     ancestors: set[int] = set()
+    values = 0
     put: Callable[[Any, str, Any], None] = dict.__setitem__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     add: Callable[[Any, Any], None] = list.append  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     while stack:
@@ -102,6 +106,9 @@ def freeze(value: Any) -> Any:
         mark = id(source)
         if mark in ancestors:
             raise _refused("a cycle", _place(path))
+        values += len(source)
+        if values > MAX_VALUES:
+            raise _refused(f"more than {MAX_VALUES} values", _place(path))
         opened = False
         pairs: Any = source.items() if type(target) is FrozenDict else enumerate(source)
         into_dict = type(target) is FrozenDict
@@ -178,7 +185,8 @@ def decode(line: bytes) -> Any:
         raise LogError(f"a line is not JSON: {error}", code="log.not_json", details={"bytes": len(line)}) from None
     frozen = freeze(value)
     # A duplicate key vanishes in parsing, and so does any other spelling than ours: canonical bytes come out equal.
-    if to_json(frozen) != bytes(line):
+    # The plain value is encoded: five times faster than its frozen copy.
+    if to_json(value) != line:
         _refuse_duplicates(line)
     return frozen
 
