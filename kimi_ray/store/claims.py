@@ -68,6 +68,9 @@ class Claims:
         except BaseException:
             if new:
                 holders.discard(holder)
+                if not holders:
+                    # a claim in progress may still succeed; this runs after it
+                    await asyncio.shield(self._release(session_id, None))
             raise
 
     async def let_go(self, session_id: str, holder: object) -> None:

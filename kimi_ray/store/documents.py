@@ -11,6 +11,7 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, io_errors, read_file, replace_file
 from kimi_ray.store.layout import DOCUMENT_NAME, Layout
+from kimi_ray.store.log_files import clear_leftovers
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.store.seam import Document
 
@@ -57,6 +58,13 @@ class Documents:
                 details={"file": path, "offset": 0, "seq": -1},
             ) from error
         return Document(session_id, workspace_id, revision, facts)
+
+    def clear_leftovers(self, session_id: str) -> None:
+        """Remove temporary files of a process that died while writing the document. Call it under the claim."""
+        directory = self._layout.session_dir(session_id)
+        if directory is not None:
+            with io_errors(directory):
+                clear_leftovers(self._fs, directory)
 
     def list(self) -> list[Document]:
         """All documents; a damaged one has ``value={"error": ...}`` and revision -1."""

@@ -150,10 +150,12 @@ def _create(fs: Fs, home: str, options: StoreOptions) -> StoreIdentity:
     try:
         write_file(fs, temporary, data + b"\n", sync=True)
         try:
-            with contextlib.suppress(FileExistsError):
+            # another creator may have won, and have cleared our file away
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
                 fs.link(temporary, path)
         finally:
-            fs.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(temporary)
         fs.sync_dir(home)
     except OSError as error:
         raise _not_writable(home, error) from error

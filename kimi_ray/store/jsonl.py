@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.fs import Fs, RealFs
 from kimi_ray.store.identity import open_identity
+from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
 from kimi_ray.store.layout import NO_WORKSPACE, Layout
 from kimi_ray.store.owners import Owner, Owners
@@ -71,7 +73,7 @@ class JsonlStore:
         self._documents = Documents(fs, self._layout, self._directories, durable=durable)
         self._blobs = Blobs(fs, self._layout, self._directories, durable=durable)
         self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot)
-        self._document_locks: dict[str, asyncio.Lock] = {}
+        self._document_locks: dict[str, tuple[asyncio.Lock, int]] = {}
         self._closed = False
 
     @classmethod
@@ -101,7 +103,7 @@ class JsonlStore:
 
     async def _run(self, work: Callable[..., R], *args: Any) -> R:
         self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
+        return await finish_in(self._io, work, *args)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -119,9 +121,16 @@ class JsonlStore:
             else:
                 self._layout.place(session_id, workspace_id)
 
+        def read(new: bool) -> Document | None:
+            if new:
+                self._documents.clear_leftovers(session_id)
+            return self._documents.read(session_id)
+
         await self._run(place)
-        owner = await self._claims.claim(session_id, nonce, SESSION)
-        document = await self._run(self._documents.read, session_id)
+        async with self._document_lock(session_id):
+            new = session_id not in self._owners.held
+            owner = await self._claims.claim(session_id, nonce, SESSION)
+            document = await self._run(read, new)
         return SessionGrant(owner.grant, 0 if document is None else document.revision)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
@@ -138,16 +147,25 @@ class JsonlStore:
     ) -> int:
         """See ``Store.write_document``."""
         await self._run(check_not_removed, self._layout, session_id)
-        lock = self._document_locks.setdefault(session_id, asyncio.Lock())
+        async with self._document_lock(session_id):
+            owner = await self._claims.claim(session_id, None, SESSION)
+            if (owner.grant, owner.nonce) != (grant, nonce):
+                raise _session_fenced(session_id, grant, owner)
+            return await self._run(lambda: self._documents.write(session_id, value, revision=revision))
+
+    @contextlib.asynccontextmanager
+    async def _document_lock(self, session_id: str) -> AsyncGenerator[None]:
+        lock, users = self._document_locks.get(session_id, (asyncio.Lock(), 0))
+        self._document_locks[session_id] = (lock, users + 1)
         try:
             async with lock:
-                owner = await self._claims.claim(session_id, None, SESSION)
-                if (owner.grant, owner.nonce) != (grant, nonce):
-                    raise _session_fenced(session_id, grant, owner)
-                return await self._run(lambda: self._documents.write(session_id, value, revision=revision))
+                yield
         finally:
-            if not lock.locked():
-                self._document_locks.pop(session_id, None)
+            lock, users = self._document_locks[session_id]
+            if users == 1:
+                del self._document_locks[session_id]
+            else:
+                self._document_locks[session_id] = (lock, users - 1)
 
     async def remove(self, session_id: str) -> None:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""

@@ -167,6 +167,10 @@ def _collect(source: LogSource, offset: int, seq: int, limit: int, max_bytes: in
                 raise corrupt(source.path, offset, wanted, "a batch row does not verify")
             offset = found.offset
             continue
+        if row.seq > wanted:
+            if lines:
+                return lines
+            raise corrupt(source.path, offset, wanted, "the rows before this batch do not verify")
         start = offset + len(line)
         at = start - base
         if at + row.size > len(buffer):
@@ -175,9 +179,9 @@ def _collect(source: LogSource, offset: int, seq: int, limit: int, max_bytes: in
         offset = start + row.size
         rows = split_rows(payload)
         if rows_verify(row, rows, len(payload), header_line if row.number == 0 else None):
-            if row.seq + len(rows) <= wanted and count_events(rows, payload) + row.seq <= wanted:
+            if row.seq + count_events(rows, payload) <= wanted:
                 continue
-            fresh = expand_rows(rows)[max(0, wanted - row.seq) :]
+            fresh = expand_rows(rows)[wanted - row.seq :]
         else:
             fresh = _surviving(row, payload, wanted)
             if not fresh and _damage_matters(source, row, offset, wanted):
@@ -205,10 +209,8 @@ def _surviving(row: BatchRow, payload: bytes, wanted: int) -> list[bytes]:
     rows = split_rows(payload)
     if row.number == 0:
         expected = expected[1:]
-    if len(rows) != len(expected):
-        return []
     lines: list[bytes] = []
-    for line, crc in zip(rows, expected, strict=True):
+    for line, crc in zip(rows, expected, strict=False):
         if b"%08x" % crc32(line) != crc:
             if lines:
                 return lines

@@ -25,6 +25,7 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, io_errors, names_in, pwrite_all, read_file, replace_file
 from kimi_ray.store.layout import Layout
+from kimi_ray.store.log_files import clear_leftovers
 
 _CLAIM_LOCK_TIMEOUT_S = 30.0
 _CLAIM_THREADS = 16
@@ -152,6 +153,7 @@ class Owners:
         with io_errors(path):
             self._directories.ensure(self._layout.writers)
             self._directories.ensure(self._layout.owners)
+            clear_leftovers(self._fs, self._layout.owners)
             fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
             try:
                 self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

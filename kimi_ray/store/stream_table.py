@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from kimi_ray.store.claims import Claims
+from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.recovery import touch
 from kimi_ray.store.seam import Stream
@@ -22,7 +23,7 @@ class StreamTable:
         self._claims = claims
         self._executor = executor
         self._logs: dict[Stream, StreamLog] = {}
-        self._locks: dict[Stream, asyncio.Lock] = {}
+        self._loading: dict[Stream, asyncio.Future[None]] = {}
 
     def get(self, stream: Stream) -> StreamLog | None:
         """The stream when it is loaded."""
@@ -47,23 +48,24 @@ class StreamTable:
         found = self._logs.get(stream)
         if found is not None:
             return found
-        lock = self._locks.setdefault(stream, asyncio.Lock())
+        while stream in self._loading:
+            await asyncio.wait([self._loading[stream]])
+            found = self._logs.get(stream)
+            if found is not None:
+                return found
+        done = self._loading[stream] = asyncio.get_running_loop().create_future()
         try:
-            async with lock:
-                found = self._logs.get(stream)
-                if found is not None:
-                    return found
-                await self._claims.claim(stream.session_id, None, stream)
-                try:
-                    log = await asyncio.get_running_loop().run_in_executor(self._executor, make)
-                except BaseException:
-                    await self._claims.let_go(stream.session_id, stream)
-                    raise
-                self._logs[stream] = log
-                return log
+            await self._claims.claim(stream.session_id, None, stream)
+            try:
+                log = await finish_in(self._executor, make)
+            except BaseException:
+                await self._claims.let_go(stream.session_id, stream)
+                raise
+            self._logs[stream] = log
+            return log
         finally:
-            if not lock.locked():
-                self._locks.pop(stream, None)
+            del self._loading[stream]
+            done.set_result(None)
 
     async def drop(self, stream: Stream) -> None:
         """Forget a stream whose grant ended; its session is given back when nothing else holds it."""
