@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 import secrets
+import shutil
 import stat as stat_module
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -81,6 +82,8 @@ class LocalEnvironment:
         self._allowed = tuple(place for place in (self._root, self._scratch) if place is not None)
         self._denied = tuple(os.path.realpath(place) for place in denied_roots)
         self._env = dict(env) if env is not None else None
+        # models write for bash, whatever the system's plain shell is
+        self._shell = shutil.which("bash") or "/bin/sh"
         self._executor = executor
         self._own_executor: ThreadPoolExecutor | None = None
         self._threads = max_concurrent_files
@@ -103,12 +106,15 @@ class LocalEnvironment:
         timeout_s: float | None = None,
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a command to its end; see ``Environment.exec``. Standard input is empty."""
+        """Run a command to its end; see ``Environment.exec``.
+
+        The shell is bash where there is one. Standard input is empty.
+        """
         self._check_open()
         if not command:
             raise ToolError("the command is empty", code="environment.failed", hint="give a command")
         directory = await self._on_thread(self._directory, cwd or ".")
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
         variables = scrubbed_environment(self._env, scratch=self._scratch)
         variables["PWD"] = directory
         variables.update(env or {})

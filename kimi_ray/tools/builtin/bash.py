@@ -14,7 +14,7 @@ MAX_OUTPUT_BYTES = 100 << 10
 
 
 class BashArguments(Arguments):
-    command: str = Field(min_length=1, description="The command, for the system's shell")
+    command: str = Field(min_length=1, description="The command")
     cwd: str | None = Field(default=None, description="Directory to start in, relative to the working directory")
     timeout: float = Field(
         default=DEFAULT_TIMEOUT_S, gt=0, le=MAX_TIMEOUT_S, description=f"Seconds, at most {MAX_TIMEOUT_S}"
@@ -25,9 +25,9 @@ class BashArguments(Arguments):
 class Bash(BuiltinTool[BashArguments]):
     name = "Bash"
     description = (
-        "Run a shell command in the working directory and return its output (stdout and stderr together) and exit "
-        "code. It gets no input, and what it leaves running in the background is ended with it. Prefer Read, Grep, "
-        "Glob, Write and Edit for files."
+        "Run a shell command (bash, or sh where there is none) in the working directory and return its output (stdout "
+        "and stderr together) and exit code. It gets no input, and what it leaves running in the background is ended "
+        "with it. Prefer Read, Grep, Glob, Write and Edit for files."
     )
     writes = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,11 @@ async def test_output_exit_code_and_streams_together(env: LocalEnvironment) -> N
     assert (await env.exec("kill -TERM $$")).exit_code == 128 + signal.SIGTERM
     assert (await env.exec("cat")).output == ""  # standard input is empty, not ours
     assert (await env.exec("yes | head -1")).output == "y\n"  # SIGPIPE has its default action
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+async def test_the_shell_is_bash(env: LocalEnvironment) -> None:
+    assert (await env.exec("set -o pipefail; [[ a == a* ]] && false | true; echo $?")).output == "1\n"
 
 
 async def test_a_program_that_does_not_exist(env: LocalEnvironment) -> None:
@@ -150,22 +156,30 @@ async def test_a_command_that_kills_its_supervisor_does_not_get_away(env: LocalE
 
 
 HOST = """
-import asyncio, sys
+import asyncio, os, sys, time
 from kimi_ray.tools import LocalEnvironment
 
 async def main():
     env = LocalEnvironment(sys.argv[1])
-    await asyncio.gather(*(env.exec(sys.argv[2]) for _ in range(2)))
+    commands = asyncio.gather(*(env.exec(sys.argv[2]) for _ in range(2)))
+    if sys.argv[3] == "fork":
+        while not os.path.exists(sys.argv[1] + "/pids"):
+            await asyncio.sleep(0.01)
+        if os.fork() == 0:  # a child that holds open what the host held
+            time.sleep(10)
+            os._exit(0)
+    await commands
 
 asyncio.run(main())
 """
 
 
-async def test_commands_die_with_a_host_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "fork"])
+async def test_commands_die_with_a_host_that_was_killed(kind: str, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     fled = f"(setsid sh -c 'echo $$ >> {pids}; exec sleep 300' &)"
     command = f"sleep 300 & echo $! >> {pids}; {fled}; echo $$ >> {pids}; sleep 300"
-    host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), command])
+    host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), command, kind])
     try:
         assert await until(lambda: pids_in(pids, 6), 20)
         started = pids_in(pids, 6)
