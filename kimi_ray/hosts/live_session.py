@@ -10,12 +10,13 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, error_from_data
+from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.session_log import SessionLog
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
+from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import ResolvedModel
@@ -28,7 +29,7 @@ _PING_S = 2.0
 _FLUSH_S = 60.0
 _TAIL_EVENTS = 400
 _TAIL_BYTES = 4 << 20
-_BIND_EVENTS = 50
+_TRIES = 3
 
 
 @dataclass(slots=True)
@@ -131,6 +132,26 @@ class LiveSession:
                 await self._relocate(agent)
             return agent.host
 
+    async def set_model(self, agent_id: str, model: ResolvedModel) -> None:
+        """Another model from the agent's next turn on; an agent that is lost later comes back with it."""
+        self._models[model.name] = model
+        suspect: str | None = None
+        for attempt in range(_TRIES):
+            host = await self.agent_host(agent_id, suspect, model)
+            try:
+                await self._services.cluster.peer(host).call(
+                    "set_model", Stream(self.id, agent_id), model, timeout_s=_FLUSH_S, group="control"
+                )
+            except KimiRayError as error:
+                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
+                    raise
+                suspect = host
+                continue
+            agent = self.agents.get(agent_id)
+            if agent is not None:
+                agent.spec = replace(agent.spec, model=model)
+            return
+
     async def next_numbers(self, count: int) -> range:
         """``count`` agent numbers that were never used and never will be again."""
         async with self._numbering:
@@ -202,22 +223,15 @@ class LiveSession:
         self.agents[agent_id] = LiveAgent(spec, host, main.isolation, main.node_id)
 
     async def _bound(self, stream: Stream) -> dict[str, Any]:
-        try:
-            page = await self._services.store.read_from(stream, 0, _BIND_EVENTS)
-        except StoreError as error:
-            if error.code != "store.not_found":
-                raise
-            page = None
-        for line in page.lines if page is not None else ():
-            event: dict[str, Any] = from_json(line)
-            if event["type"] == "profile/bind":
-                return event["data"]
-        raise AgentError(
-            f"session {stream.session_id} has no agent {stream.agent_id}",
-            code="agent.not_found",
-            hint="session.agents() lists them",
-            details={"session_id": stream.session_id, "agent_id": stream.agent_id},
-        )
+        bound = await read_binding(self._services.store, stream)
+        if bound is None:
+            raise AgentError(
+                f"session {stream.session_id} has no agent {stream.agent_id}",
+                code="agent.not_found",
+                hint="session.agents() lists them",
+                details={"session_id": stream.session_id, "agent_id": stream.agent_id},
+            )
+        return bound
 
     async def _holds(self, agent: LiveAgent) -> bool:
         """Whether the host is there and still has the agent."""

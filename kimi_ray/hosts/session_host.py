@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kimi_ray.config import RuntimeConfig
@@ -44,6 +45,7 @@ class SessionHost:
         "session_info": "control",
         "agent_host": "default",
         "find_agent": "control",
+        "set_agent_model": "default",
         "list_agents": "store",
         "update_document": "store",
         "note_activity": "control",
@@ -162,7 +164,7 @@ class SessionHost:
                     raise _exists(spec.session_id) from error
                 raise
             self._sessions[spec.session_id] = live
-            return live.info()
+            return replace(live.info(), opened=True)
 
     async def resume_session(self, spec: SessionSpec) -> SessionInfo:
         """Bring a session back from its document and main's log; a live one is returned as it is.
@@ -174,7 +176,7 @@ class SessionHost:
             live = self._sessions.get(spec.session_id)
             if live is None:
                 stored = await self._services.store.read_document(spec.session_id)
-                live = await self._revive(spec, stored)
+                return replace((await self._revive(spec, stored)).info(), opened=True)
             return live.info()
 
     async def session_info(self, session_id: str) -> SessionInfo:
@@ -226,6 +228,10 @@ class SessionHost:
     async def find_agent(self, session_id: str, agent_id: str) -> str | None:
         """The host of an agent that is alive, or None."""
         return self._session(session_id).host_of(agent_id)
+
+    async def set_agent_model(self, session_id: str, agent_id: str, model: ResolvedModel) -> None:
+        """Another model from the agent's next turn on, also after its host is lost."""
+        await self._session(session_id).set_model(agent_id, model)
 
     async def list_agents(self, session_id: str) -> list[dict[str, Any]]:
         """Every agent of a session that has a log (``LiveSession.list_agents``)."""

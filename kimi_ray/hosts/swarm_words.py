@@ -7,28 +7,27 @@ from typing import Any, Literal
 
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey
+from kimi_ray.runs.plan import OnInterrupted, Rollout
 from kimi_ray.runs.rows import AttemptRow
 from kimi_ray.runs.schedule import FailOn
 from kimi_ray.runs.seeds import RunSeed
-from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Workdir
+from kimi_ray.settings import Isolation, Limits, Profile, Settings
 from kimi_ray.tools.contract import Tool
 
-OnInterrupted = Literal["continue", "restart"]
+__all__ = [
+    "CancelMode",
+    "KeyEnd",
+    "OnInterrupted",
+    "Rollout",
+    "RowEntry",
+    "RowPage",
+    "Stalled",
+    "SwarmProgress",
+    "SwarmSpec",
+]
+
 CancelMode = Literal["drain", "cancel"]
 """``drain``: nothing new starts, what runs goes to its end. ``cancel``: what runs is cancelled too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """What one key works on, rendered by the driver. ``index`` is the item's place in the run."""
-
-    key: RolloutKey
-    index: int
-    prompt: str
-    item: Any
-    sampling: Sampling | None = None
-    limits: Limits | None = None
-    workdir: Workdir | None = None
 
 
 @dataclass(frozen=True, slots=True)

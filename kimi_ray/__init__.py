@@ -1,0 +1,132 @@
+"""kimi_ray: swarms of LLM agents on Ray, with every agent's every event kept.
+
+These are the public names. They are loaded when they are first used: importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kimi_ray.agent.specs import PromptResult
+    from kimi_ray.app import SessionSummary
+    from kimi_ray.config import RuntimeConfig
+    from kimi_ray.errors import (
+        AgentError,
+        ConfigError,
+        KimiRayError,
+        LogError,
+        ProviderError,
+        RunError,
+        RuntimeFault,
+        SessionError,
+        StoreError,
+        ToolError,
+    )
+    from kimi_ray.events import SessionEvent
+    from kimi_ray.handles import Agent, PromptHandle
+    from kimi_ray.hosts.swarm_words import SwarmProgress
+    from kimi_ray.runs import ResultRow, SwarmReport
+    from kimi_ray.runtime import Runtime, Workspace
+    from kimi_ray.session_handle import AgentEvent, Session
+    from kimi_ray.settings import Item, Limits, Profile, Sampling, Usage, Workdir
+    from kimi_ray.store import Stream, open_store
+    from kimi_ray.swarm_handle import SwarmHandle
+    from kimi_ray.sync import run_sync
+    from kimi_ray.tools import ToolContext, ToolOutput
+    from kimi_ray.tools.function import tool
+    from kimi_ray.version import __version__
+
+_HOMES = {
+    "Agent": "handles",
+    "AgentError": "errors",
+    "AgentEvent": "session_handle",
+    "ConfigError": "errors",
+    "Item": "settings",
+    "KimiRayError": "errors",
+    "Limits": "settings",
+    "LogError": "errors",
+    "Profile": "settings",
+    "PromptHandle": "handles",
+    "PromptResult": "agent.specs",
+    "ProviderError": "errors",
+    "ResultRow": "runs",
+    "RunError": "errors",
+    "Runtime": "runtime",
+    "RuntimeConfig": "config",
+    "RuntimeFault": "errors",
+    "Sampling": "settings",
+    "Session": "session_handle",
+    "SessionError": "errors",
+    "SessionEvent": "events",
+    "SessionSummary": "app",
+    "StoreError": "errors",
+    "Stream": "store",
+    "SwarmHandle": "swarm_handle",
+    "SwarmProgress": "hosts.swarm_words",
+    "SwarmReport": "runs",
+    "ToolContext": "tools",
+    "ToolError": "errors",
+    "ToolOutput": "tools",
+    "Usage": "settings",
+    "Workdir": "settings",
+    "Workspace": "runtime",
+    "__version__": "version",
+    "open_store": "store",
+    "run_sync": "sync",
+    "tool": "tools.function",
+}
+
+__all__ = [
+    "Agent",
+    "AgentError",
+    "AgentEvent",
+    "ConfigError",
+    "Item",
+    "KimiRayError",
+    "Limits",
+    "LogError",
+    "Profile",
+    "PromptHandle",
+    "PromptResult",
+    "ProviderError",
+    "ResultRow",
+    "RunError",
+    "Runtime",
+    "RuntimeConfig",
+    "RuntimeFault",
+    "Sampling",
+    "Session",
+    "SessionError",
+    "SessionEvent",
+    "SessionSummary",
+    "StoreError",
+    "Stream",
+    "SwarmHandle",
+    "SwarmProgress",
+    "SwarmReport",
+    "ToolContext",
+    "ToolError",
+    "ToolOutput",
+    "Usage",
+    "Workdir",
+    "Workspace",
+    "__version__",
+    "open_store",
+    "run_sync",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kimi_ray' has no attribute {name!r}")
+    value = getattr(import_module(f"kimi_ray.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

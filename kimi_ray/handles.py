@@ -1,0 +1,336 @@
+"""Agents and prompts as a program holds them. Plain objects of one driver; the living things are elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from kimi_ray.courier import Courier, Entry, Route
+from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.hosts.live_session import MAIN, turn_reason
+from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.specs import EventPage, Outcome, PromptResult, PromptSpec
+from kimi_ray.ids import new_message_id
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.log import epoch_ms
+from kimi_ray.session import Activity, last_prompt
+from kimi_ray.session_link import Notes, SessionLink
+from kimi_ray.settings import Limits, OnInterrupt, Sampling
+from kimi_ray.store.seam import Stream
+
+T = TypeVar("T")
+Content = str | Sequence[dict[str, Any]]
+"""A prompt: text, or content blocks (``{"type": "text", "text": ...}`` and the like)."""
+
+_PAGE_EVENTS = 1000
+_PAGE_BYTES = 4 << 20
+_FOLLOW_S = 20.0
+_COLD_PAUSE_S = 1.0
+_FLUSH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionServices:
+    """What the runtime lends its sessions."""
+
+    courier: Courier
+    notes: Notes
+    resolve_model: Callable[[str | ResolvedModel | None], ResolvedModel]
+
+
+class Pending(Coroutine[Any, Any, T]):
+    """Something under way that can be awaited, or left alone.
+
+    A submit takes effect when it is made, in order; awaiting it waits until it is accepted durably.
+    """
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._begin = begin
+        self._inner: Coroutine[Any, Any, T] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._started().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """See ``Coroutine.send``."""
+        return self._started().send(value)
+
+    @overload
+    def throw(self, typ: type[BaseException], val: object = None, tb: TracebackType | None = None, /) -> Any: ...
+    @overload
+    def throw(self, typ: BaseException, val: None = None, tb: TracebackType | None = None, /) -> Any: ...
+    def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
+        """See ``Coroutine.throw``."""
+        return self._started().throw(typ if isinstance(typ, BaseException) else val if val is not None else typ())
+
+    def close(self) -> None:
+        """See ``Coroutine.close``."""
+        if self._inner is not None:
+            self._inner.close()
+
+    def _started(self) -> Coroutine[Any, Any, T]:
+        if self._inner is None:
+            self._inner = self._begin()
+        return self._inner
+
+
+class PromptHandle:
+    """A prompt that was given to an agent."""
+
+    def __init__(self, agent: Agent, prompt_id: str, accepted: asyncio.Future[None]) -> None:
+        """Use ``agent.submit``."""
+        self.agent = agent
+        self.id = prompt_id
+        self._accepted = accepted
+        self._outcome: Outcome | None = None
+
+    def __repr__(self) -> str:
+        return f"PromptHandle({self.id} of {self.agent.stream})"
+
+    async def accepted(self) -> PromptHandle:
+        """Wait until the prompt is durable: from then on no crash loses it.
+
+        Raises:
+            KimiRayError: why it was refused.
+        """
+        await asyncio.shield(self._accepted)
+        return self
+
+    async def result(self, timeout_s: float | None = None) -> PromptResult:
+        """Wait for its end. Cancelling this await, or running into the time-out, cancels the prompt.
+
+        Args:
+            timeout_s: Seconds; None waits as long as it takes.
+
+        Raises:
+            AgentError: ``prompt.timeout``.
+            KimiRayError: why the prompt was refused, or cannot be waited for any more. A prompt that failed does not
+                raise here: see ``PromptResult.raise_for_state``.
+        """
+        if self._outcome is None:
+            agent = self.agent
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self._outcome = await agent.services.courier.outcome(agent.route, self._accepted, self.id)
+            except TimeoutError:
+                await self.cancel()
+                raise AgentError(
+                    f"prompt {self.id} did not end within {timeout_s:g} s and was cancelled",
+                    code="prompt.timeout",
+                    details={"prompt_id": self.id, "timeout_s": timeout_s},
+                ) from None
+            except asyncio.CancelledError:
+                agent.services.courier.spawn(self.cancel())
+                raise
+            agent.ended(self._outcome)
+        return self._outcome.result
+
+    async def cancel(self) -> bool:
+        """Cancel it, queued or running; its text so far is kept. Returns whether there was something to cancel."""
+        agent = self.agent
+        hit: list[str] = await agent.services.courier.call(
+            agent.route, "cancel", agent.stream, self.id, "user", group="control"
+        )
+        return self.id in hit
+
+
+class Agent:
+    """One agent of a session."""
+
+    def __init__(self, session: SessionLink, services: SessionServices, agent_id: str) -> None:
+        """Use ``session.main`` or ``session.agent(id)``."""
+        self.id = agent_id
+        self.stream = Stream(session.id, agent_id)
+        self.services = services
+        self._link = session
+        self.route: Route = services.courier.route(self.stream, self._resolve)
+
+    def __repr__(self) -> str:
+        return f"Agent({self.stream})"
+
+    def submit(
+        self,
+        prompt: Content,
+        *,
+        steer_if_active: bool = False,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        on_interrupt: OnInterrupt = "fail",
+        prompt_id: str | None = None,
+    ) -> Pending[PromptHandle]:
+        """Give the agent a prompt. Prompts run one after the other, in the order of these calls, awaited or not.
+
+        Awaiting the call waits until the prompt is durable.
+
+        Args:
+            prompt: Text, or content blocks.
+            steer_if_active: Join the running turn, if there is one, instead of waiting for its end.
+            sampling: For this prompt's turn, on top of the agent's.
+            limits: For this prompt's turn, on top of the agent's.
+            on_interrupt: What becomes of it if its host is lost in the middle: ``fail`` or ``continue``.
+            prompt_id: An id of the caller's own; the same id again is the same prompt.
+
+        Raises:
+            AgentError: ``prompt.empty``, ``prompt.id_conflict``; ``runtime.closed`` when nothing can be sent.
+        """
+        return self._give(
+            [_prompt_spec(prompt, prompt_id, sampling, limits, on_interrupt, steer_if_active=steer_if_active)], _only
+        )
+
+    def submit_many(
+        self, prompts: Sequence[Content], *, sampling: Sampling | None = None, limits: Limits | None = None
+    ) -> Pending[list[PromptHandle]]:
+        """Give the agent several prompts, in this order. See ``submit``."""
+        return self._give([_prompt_spec(prompt, None, sampling, limits, "fail") for prompt in prompts], list)
+
+    def continue_turn(self, *, sampling: Sampling | None = None, limits: Limits | None = None) -> Pending[PromptHandle]:
+        """Run a turn without a new message. See ``submit``."""
+        spec = PromptSpec(new_message_id(), sampling=sampling, limits=limits, continuation=True)
+        return self._give([spec], _only)
+
+    async def cancel(self, prompt_id: str | None = None) -> list[str]:
+        """Cancel a prompt, or all: the queued ones first, then the running one. Returns the ids that were hit."""
+        return await self.services.courier.call(self.route, "cancel", self.stream, prompt_id, "user", group="control")
+
+    async def steer(self, prompt_ids: Sequence[str]) -> None:
+        """Let queued prompts join the running turn."""
+        await self.services.courier.call(self.route, "steer", self.stream, list(prompt_ids), group="control")
+
+    async def messages(self, at: int | None = None) -> list[dict[str, Any]]:
+        """What the model would see now, or saw when ``at`` was the next seq."""
+        return await self.services.courier.call(self.route, "messages", self.stream, at, group="control")
+
+    async def set_model(self, model: str | ResolvedModel) -> None:
+        """Another model, from the next turn on.
+
+        Raises:
+            ConfigError: ``model.not_configured``.
+        """
+        resolved = self.services.resolve_model(model)
+        await self._link.call("set_agent_model", self._link.id, self.id, resolved)
+
+    async def flush(self) -> None:
+        """Everything of this agent is durable from here on."""
+        await self.services.courier.call(self.route, "flush", [self.stream], group="store", timeout_s=_FLUSH_S)
+
+    async def events(self, from_seq: int = 0, *, follow: bool = False) -> AsyncIterator[SessionEvent]:
+        """The agent's events from a seq on; with ``follow`` also those to come, until the loop is left.
+
+        Reading brings no agent to life.
+        """
+        courier = self.services.courier
+        seq = from_seq
+        while True:
+            host = None if self._link.closed else self.route.host
+            if host is None and not self._link.closed:
+                host = await self._link.call("find_agent", self._link.id, self.id, group="control")
+            page: EventPage | None = None
+            if host is not None:
+                wait_s = _FOLLOW_S if follow else 0.0
+                try:
+                    page = await courier.cluster.peer(host).call(
+                        "read_events",
+                        self.stream,
+                        seq,
+                        _PAGE_EVENTS,
+                        _PAGE_BYTES,
+                        wait_s,
+                        timeout_s=wait_s + 15.0,
+                        group="wait",
+                    )
+                except KimiRayError as error:
+                    if not is_lost(error.code):
+                        raise
+                    self.route.host = None if self.route.host == host else self.route.host
+            lines: tuple[bytes, ...]
+            if page is not None:
+                lines, end = page.lines, page.next_seq
+            else:
+                stored = await courier.store.read_from(self.stream, seq, _PAGE_EVENTS, _PAGE_BYTES)
+                lines, end = stored.lines, stored.next_seq
+            for line in lines:
+                yield parse_event(line, at=seq)
+                seq += 1
+            if seq < end and lines:
+                continue
+            if not follow:
+                return
+            if page is None or page.epoch is None:
+                await asyncio.sleep(_COLD_PAUSE_S)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A prompt of this agent has ended: the session's document hears of it."""
+        if self.id == MAIN and outcome.seq >= 0:
+            reason = turn_reason(outcome.result.stop)
+            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), None, reason))
+
+    def _give(self, prompts: list[PromptSpec], shape: Callable[[list[PromptHandle]], T]) -> Pending[T]:
+        entries: list[Entry] | None = None
+        if _running_loop() is self.services.courier.loop:
+            entries = self._send(prompts)
+
+        async def begin() -> T:
+            # Made outside of the loop (for `run_sync`): it takes effect when it is run.
+            sent = entries if entries is not None else self._send(prompts)
+            await asyncio.gather(*(asyncio.shield(entry.accepted) for entry in sent))
+            return shape([PromptHandle(self, entry.prompt.prompt_id, entry.accepted) for entry in sent])
+
+        return Pending(begin)
+
+    def _send(self, prompts: list[PromptSpec]) -> list[Entry]:
+        entries = self.services.courier.submit(self.route, prompts)
+        texts = [prompt for prompt in prompts if not prompt.continuation]
+        if self.id == MAIN and texts:
+            text = last_prompt(texts[-1].content or texts[-1].text)
+            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
+        return entries
+
+    async def _resolve(self, suspect: str | None) -> str:
+        model: ResolvedModel | None = None
+        for _ in range(2):
+            try:
+                return await self._link.call("agent_host", self._link.id, self.id, suspect, model)
+            except AgentError as error:
+                if error.code != "agent.model_needed" or model is not None:
+                    raise
+                model = self.services.resolve_model(str(error.details["model"]))
+        raise AssertionError
+
+
+def _prompt_spec(
+    prompt: Content,
+    prompt_id: str | None,
+    sampling: Sampling | None,
+    limits: Limits | None,
+    on_interrupt: OnInterrupt,
+    *,
+    steer_if_active: bool = False,
+) -> PromptSpec:
+    text = prompt if isinstance(prompt, str) else ""
+    content = None if isinstance(prompt, str) else tuple(prompt)
+    if not (text.strip() if content is None else content):
+        raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
+    return PromptSpec(
+        prompt_id=prompt_id or new_message_id(),
+        text=text,
+        content=content,
+        sampling=sampling,
+        limits=limits,
+        on_interrupt=on_interrupt,
+        steer_if_active=steer_if_active,
+    )
+
+
+def _only(handles: list[PromptHandle]) -> PromptHandle:
+    return handles[0]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

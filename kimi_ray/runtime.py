@@ -1,0 +1,378 @@
+"""``Runtime``: the way in. Connect, open a workspace, create or resume sessions, list them, close."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kimi_ray.app import SessionList, checked_workspace
+from kimi_ray.config import RuntimeConfig, load_config, load_models
+from kimi_ray.courier import Courier
+from kimi_ray.errors import ConfigError, RuntimeFault, SessionError
+from kimi_ray.events import LogHeader, WriterRef
+from kimi_ray.handles import SessionServices
+from kimi_ray.hosts.connection import Connection, connect_in_process
+from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.hosts.specs import AgentSpec, SessionSpec
+from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid, workspace_id
+from kimi_ray.llm.models import ResolvedModel, resolve_model
+from kimi_ray.log import epoch_ms
+from kimi_ray.session import checked_metadata, checked_tags
+from kimi_ray.session_handle import Session, ToolLike, bind_profile
+from kimi_ray.session_link import Notes, SessionLink, open_session
+from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
+from kimi_ray.store.seam import Stream
+from kimi_ray.hosts.stored_binding import read_binding
+from kimi_ray.version import __version__
+
+IN_PROCESS = "in-process"
+
+
+class Runtime:
+    """A connected runtime. One per program and home is enough; everything it gives lives on its event loop."""
+
+    def __init__(self, connection: Connection, config: RuntimeConfig) -> None:
+        """Use ``Runtime.connect``."""
+        self._connection = connection
+        self.config = config
+        """The settings it runs with."""
+        self._courier = Courier(connection.cluster, config)
+        self._services = SessionServices(self._courier, Notes(self._courier), self.resolve_model)
+        self._links: dict[str, SessionLink] = {}
+        self._sessions: dict[str, Session] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self.sessions = SessionList(self._courier.store.list_documents)
+        """All sessions of the home: ``list_recent``, ``count``, ``get``."""
+
+    @classmethod
+    def connect(
+        cls,
+        home: str | os.PathLike[str] | None = None,
+        address: str | None = None,
+        namespace: str | None = None,
+        config: RuntimeConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Connecting:
+        """Join the runtime of a home, or start it. ``await`` it, or use it as ``async with``.
+
+        Args:
+            home: The home; None takes ``KIMI_RAY_HOME``, else ``~/.kimi-ray``.
+            address: A Ray cluster; None starts a local Ray (or uses the one this program has initialised);
+                ``in-process`` runs everything in this process without Ray.
+            namespace: Ray namespace of all actors; None is ``kimi_ray``.
+            config: A ``RuntimeConfig``, a mapping of settings, or a TOML file.
+            runtime_env: Passed through to Ray for the hosts.
+            settings: Single settings of ``RuntimeConfig``.
+
+        Raises:
+            ConfigError: ``config.*``.
+            StoreError: why the home cannot be used.
+            RuntimeFault: ``runtime.mismatch``, ``runtime.ending``, ``infra.*``.
+        """
+        return Connecting(home, address, namespace, config, runtime_env, settings)
+
+    @property
+    def connection(self) -> Connection:
+        """The tie to the cluster: for commands that show or end it."""
+        return self._connection
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def workspace(self, path: str | os.PathLike[str] = ".") -> Workspace:
+        """A directory to work in.
+
+        Raises:
+            SessionError: ``workspace.not_found``.
+        """
+        return Workspace(self, checked_workspace(path))
+
+    def resolve_model(self, name: str | ResolvedModel | None = None, base_url: str | None = None) -> ResolvedModel:
+        """What a model's name means here, key included. None is the configured default.
+
+        Raises:
+            ConfigError: ``model.not_configured``, ``model.no_api_key``, ``model.bad_base_url``.
+        """
+        if isinstance(name, ResolvedModel):
+            return name
+        return resolve_model(name or self.config.default_model, load_models(self.config), base_url, os.environ)
+
+    def agent_calls(self) -> int:
+        """Calls that this driver made to agent hosts so far, for benches."""
+        return self._courier.calls
+
+    async def close(self) -> None:
+        """Close the sessions that this program brought to life, then let go of the runtime. Idempotent, bounded.
+
+        Raises:
+            SessionError: ``session.close_failed`` naming what is not durable; everything was closed as far as it goes.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        failures: list[BaseException] = []
+        try:
+            opened = [self._sessions[link.id] for link in self._links.values() if link.opened and not link.closed]
+            async with asyncio.timeout(2 * self.config.close_timeout_s):
+                results = await asyncio.gather(
+                    self._services.notes.flush(), *(session.close() for session in opened), return_exceptions=True
+                )
+            failures = [result for result in results if isinstance(result, BaseException)]
+        except TimeoutError:
+            failures.append(
+                SessionError(
+                    f"the sessions could not be closed within {2 * self.config.close_timeout_s:g} s",
+                    code="session.close_failed",
+                    details={"sessions": [link.id for link in self._links.values() if not link.closed]},
+                )
+            )
+        finally:
+            await self._courier.close()
+            await self._connection.disconnect()
+        if failures:
+            raise failures[0]
+
+    async def open(self, spec: SessionSpec) -> Session:
+        """Create or resume what a spec says. Workspaces call this."""
+        if self._closing is not None:
+            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        info, host = await open_session(self._courier, spec)
+        again = replace(spec, create=False, title=None, metadata={}, tags={}, main=replace(spec.main, header=None))
+        link = self._links.get(spec.session_id)
+        if link is None or link.closed:
+            link = SessionLink(self._courier, again, host, opened=info.opened)
+            self._links[spec.session_id] = link
+            self._sessions[spec.session_id] = Session(link, self._services)
+        else:
+            link.host = host
+            link.opened = link.opened or info.opened
+        return self._sessions[spec.session_id]
+
+    async def binding(self, session_id: str) -> dict[str, Any] | None:
+        """The profile, model, sampling, limits and workdir that a stored main agent was bound with, or None."""
+        return await read_binding(self._courier.store, Stream(session_id, MAIN))
+
+    def pinned(self, workdir: Workdir | None) -> str | None:
+        """The node on which an agent with this directory must live, or None."""
+        shared = workdir is not None and workdir.kind == "shared"
+        return self._connection.cluster.node_id if shared and not self.config.workspace_shared else None
+
+
+class Workspace:
+    """A directory with its sessions."""
+
+    def __init__(self, runtime: Runtime, path: str) -> None:
+        """Use ``runtime.workspace``."""
+        self._runtime = runtime
+        self.path = path
+        self.id = workspace_id(path)
+
+    def __repr__(self) -> str:
+        return f"Workspace({self.path})"
+
+    async def create_session(
+        self,
+        session_id: str | None = None,
+        title: str | None = None,
+        profile: str | Profile = "agent",
+        model: str | ResolvedModel | None = None,
+        system_prompt: str | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        workdir: Workdir | None = None,
+        metadata: dict[str, Any] | None = None,
+        tags: dict[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Session:
+        """A new session with a main agent. If it cannot be made, nothing is left.
+
+        Args:
+            session_id: Must be free and fit into a path; None makes one.
+            title: None lets the first prompt give one.
+            profile: The kind of agent.
+            model: A name, or what ``runtime.resolve_model`` gave; None is the profile's, else the configured default.
+            system_prompt: In place of the profile's.
+            tools: In place of the profile's: names, ``Tool`` objects, typed functions.
+            sampling: Of all its turns.
+            limits: Of the main agent, over its whole life.
+            workdir: Where it works; None is this workspace.
+            metadata: The caller's, plain JSON; kept in the session's document.
+            tags: The caller's, text to text.
+            isolation: ``dedicated`` gives session and agent processes of their own.
+
+        Raises:
+            SessionError: ``session.exists``, ``session.bad_id``, ``session.bad_metadata``.
+            ConfigError: ``profile.unknown``, ``model.not_configured``, ``model.no_api_key``.
+            ToolError: ``tool.unknown``, ``tool.bad_signature``, ``workdir.*``.
+            StoreError: why the home cannot be written.
+        """
+        runtime = self._runtime
+        chosen = new_session_id() if session_id is None else _checked_id(session_id)
+        bound, user_tools = bind_profile(profile, system_prompt, tools)
+        resolved = runtime.resolve_model(model if model is not None else bound.model)
+        place = workdir if workdir is not None else Workdir.shared(self.path, writes=True)
+        header = LogHeader(
+            session_id=chosen,
+            agent_id=MAIN,
+            created_at=epoch_ms(),
+            cwd=self.path,
+            origin="main",
+            profile=bound.name,
+            writer=WriterRef(name="kimi-ray", version=__version__),
+        )
+        main = AgentSpec(
+            stream=Stream(chosen, MAIN),
+            nonce=new_ulid(),
+            profile=bound,
+            model=resolved,
+            header=header.to_data(),
+            sampling=sampling,
+            limits=limits,
+            workdir=place,
+            user_tools=user_tools,
+            denied_paths=(runtime.config.home,),
+        )
+        return await runtime.open(
+            SessionSpec(
+                session_id=chosen,
+                nonce=new_ulid(),
+                workspace_id=self.id,
+                cwd=self.path,
+                create=True,
+                main=main,
+                title=title,
+                metadata=checked_metadata(metadata or {}),
+                tags=checked_tags(tags or {}),
+                isolation=isolation,
+                node_id=runtime.pinned(place),
+            )
+        )
+
+    async def resume(
+        self,
+        session_id: str,
+        *,
+        model: str | ResolvedModel | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Session:
+        """A session that exists, with the profile, sampling, limits and directory that its log says. A live one is
+        joined as it is; prompts that were pending run.
+
+        Args:
+            session_id: Which.
+            model: Another model than the one that its log names.
+            tools: The user's own tools of this session (code is not in the log), as for ``create_session``.
+            isolation: As for ``create_session``.
+
+        Raises:
+            SessionError: ``session.not_found``; ``session.in_use`` {host, pid}.
+            ConfigError: ``model.not_configured`` when the model of the log is not known here.
+        """
+        runtime = self._runtime
+        bound = await runtime.binding(_checked_id(session_id))
+        if bound is None:
+            raise SessionError(
+                f"there is no session {session_id}",
+                code="session.not_found",
+                hint="kimi-ray sessions list shows those of this home",
+                details={"session_id": session_id},
+            )
+        profile = Profile.model_validate(bound["profile"])
+        bound_tools: tuple[Any, ...] = ()
+        if tools is not None:
+            profile, bound_tools = bind_profile(profile, None, tools)
+        workdir = None if bound.get("workdir") is None else _workdir(bound["workdir"])
+        main = AgentSpec(
+            stream=Stream(session_id, MAIN),
+            nonce=new_ulid(),
+            profile=profile,
+            model=runtime.resolve_model(model if model is not None else bound.get("model")),
+            sampling=None if bound.get("sampling") is None else Sampling.model_validate(bound["sampling"]),
+            limits=None if bound.get("limits") is None else Limits.model_validate(bound["limits"]),
+            workdir=workdir,
+            user_tools=bound_tools,
+            denied_paths=(runtime.config.home,),
+        )
+        return await runtime.open(
+            SessionSpec(
+                session_id=session_id,
+                nonce=new_ulid(),
+                workspace_id=self.id,
+                cwd=workdir.path if workdir is not None and workdir.kind == "shared" else self.path,
+                create=False,
+                main=main,
+                isolation=isolation,
+                node_id=runtime.pinned(workdir),
+            )
+        )
+
+
+class Connecting:
+    """A connect under way: awaitable, and an async context manager that closes the runtime."""
+
+    def __init__(
+        self,
+        home: str | os.PathLike[str] | None,
+        address: str | None,
+        namespace: str | None,
+        config: RuntimeConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+        runtime_env: dict[str, Any] | None,
+        settings: dict[str, Any],
+    ) -> None:
+        """Use ``Runtime.connect``."""
+        self._arguments = (home, address, namespace, config, runtime_env, settings)
+        self._runtime: Runtime | None = None
+
+    def __await__(self) -> Generator[Any, Any, Runtime]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Runtime:
+        self._runtime = await self._connect()
+        return self._runtime
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._runtime is not None:
+            await self._runtime.close()
+
+    async def _connect(self) -> Runtime:
+        home, address, namespace, config, runtime_env, settings = self._arguments
+        loaded = load_config(home, config, address=address, namespace=namespace, **settings)
+        if loaded.address == IN_PROCESS:
+            if runtime_env:
+                raise ConfigError(
+                    "runtime_env needs Ray",
+                    code="config.invalid",
+                    hint="leave it out with address='in-process'",
+                    details={"key": "runtime_env"},
+                )
+            return Runtime(await connect_in_process(loaded), loaded)
+        from kimi_ray.actors import connect
+
+        return Runtime(await connect(loaded, runtime_env=runtime_env), loaded)
+
+
+def _checked_id(session_id: str) -> str:
+    if is_path_safe_id(session_id):
+        return session_id
+    raise SessionError(
+        f"{session_id[:80]!r} cannot be a session's id",
+        code="session.bad_id",
+        hint="use 1 to 128 letters, digits, _ and -",
+        details={"session_id": session_id[:200]},
+    )
+
+
+def _workdir(data: dict[str, Any]) -> Workdir:
+    """A workdir as a log's binding has it, without what the host noted about the prepared directory."""
+    return Workdir.model_validate({key: value for key, value in data.items() if key in Workdir.model_fields})

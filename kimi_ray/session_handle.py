@@ -1,0 +1,381 @@
+"""A session as a program holds it, and what a swarm needs to begin in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kimi_ray.agent.profiles import resolve_profile
+from kimi_ray.errors import KimiRayError
+from kimi_ray.events import SessionEvent
+from kimi_ray.handles import Agent, SessionServices
+from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.runs.execute import RunSink, open_run
+from kimi_ray.runs.plan import OnInterrupted, RunPlan, plan_run
+from kimi_ray.runs.prompts import Prompt
+from kimi_ray.runs.report import SwarmReport
+from kimi_ray.runs.rollouts import SwarmSettings
+from kimi_ray.runs.schedule import DEFAULT_RETRY_ON
+from kimi_ray.session_link import SessionLink
+from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir
+from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
+from kimi_ray.tools.contract import Tool
+from kimi_ray.tools.function import as_tool
+from kimi_ray.tools.registry import select_tools
+
+ToolLike = str | Tool | Callable[..., Any]
+"""A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
+
+_FOLLOW_AGENTS_S = 1.0
+_QUEUE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEvent:
+    """An event of one of a session's agents."""
+
+    agent_id: str
+    event: SessionEvent
+
+
+class Session:
+    """A live session. Get one from a ``Workspace``; leave it with ``close`` or as ``async with``."""
+
+    def __init__(self, link: SessionLink, services: SessionServices) -> None:
+        """Use ``workspace.create_session`` or ``workspace.resume``."""
+        self._link = link
+        self._services = services
+        self._agents: dict[str, Agent] = {}
+
+    def __repr__(self) -> str:
+        return f"Session({self.id})"
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._link.id
+
+    @property
+    def cwd(self) -> str | None:
+        """Its working directory."""
+        return self._link.spec.cwd
+
+    @property
+    def main(self) -> Agent:
+        """Its main agent."""
+        return self.agent(MAIN)
+
+    def agent(self, agent_id: str) -> Agent:
+        """An agent by id; a cold one comes to life with its first prompt."""
+        found = self._agents.get(agent_id)
+        if found is None:
+            found = self._agents[agent_id] = Agent(self._link, self._services, agent_id)
+        return found
+
+    async def agents(self) -> list[dict[str, Any]]:
+        """Every agent that has a log: ``{agent_id, type, live, labels, profile, run_id, item_id, repeat, ...}``."""
+        return await self._link.call("list_agents", self.id, group="store")
+
+    async def metadata(self) -> dict[str, Any]:
+        """The session's document (``state.json``): title, times, cwd, agents, ``custom`` and tags of the caller."""
+        await self._services.notes.flush()
+        return (await self._link.call("session_info", self.id, group="control")).document
+
+    async def update(
+        self,
+        *,
+        title: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        tags: dict[str, str | None] | None = None,
+    ) -> dict[str, Any]:
+        """Change the document; on disk when it returns. Keys of ``metadata`` and ``tags`` are merged, None removes.
+
+        Raises:
+            SessionError: ``session.bad_metadata``.
+        """
+        patch = {"title": title, "metadata": metadata, "tags": tags}
+        said = {key: value for key, value in patch.items() if value is not None}
+        return (await self._link.call("update_document", self.id, said, group="store")).document
+
+    async def flush(self) -> None:
+        """Everything of this session is durable from here on: its agents' logs and its document.
+
+        Raises:
+            StoreError: ``store.unavailable``.
+        """
+        await self._services.notes.flush()
+        await self._link.call("flush_session", self.id, group="store")
+
+    async def close(self, *, force: bool = False) -> None:
+        """Stop its agents (queued prompts are cancelled, then the running one), flush, let go. Idempotent.
+
+        Args:
+            force: Drop what cannot be made durable instead of raising.
+
+        Raises:
+            SessionError: ``session.close_failed`` naming the streams that are not durable.
+        """
+        if self._link.closed:
+            return
+        await self._services.notes.flush()
+        await self._link.call("close_session", self.id, force)
+        self._link.closed = True
+        self._services.courier.forget(self.id)
+
+    async def events(
+        self,
+        cursor: dict[str, int] | None = None,
+        types: Sequence[str] | None = None,
+        agents: Sequence[str] | None = None,
+        *,
+        follow: bool = False,
+    ) -> AsyncIterator[AgentEvent]:
+        """The events of its agents; each agent's in order, the agents one after the other (with ``follow`` as they
+        come, those of new agents too).
+
+        Args:
+            cursor: By agent, the seq to begin at; 0 for those not named.
+            types: Only these types.
+            agents: Only these agents.
+            follow: Go on with what is to come, until the loop is left.
+        """
+        begin = cursor or {}
+        wanted = None if types is None else frozenset(types)
+        if not follow:
+            for agent_id in await self._agent_ids(agents):
+                async for event in self.agent(agent_id).events(begin.get(agent_id, 0)):
+                    if wanted is None or event.type in wanted:
+                        yield AgentEvent(agent_id, event)
+            return
+        queue: asyncio.Queue[AgentEvent | BaseException] = asyncio.Queue(_QUEUE)
+        readers: dict[str, asyncio.Task[None]] = {}
+
+        async def read(agent_id: str) -> None:
+            try:
+                async for event in self.agent(agent_id).events(begin.get(agent_id, 0), follow=True):
+                    if wanted is None or event.type in wanted:
+                        await queue.put(AgentEvent(agent_id, event))
+            except KimiRayError as error:
+                await queue.put(error)
+
+        async def find() -> None:
+            while True:
+                try:
+                    for agent_id in await self._agent_ids(agents):
+                        if agent_id not in readers:
+                            readers[agent_id] = asyncio.create_task(read(agent_id))
+                except KimiRayError as error:
+                    await queue.put(error)
+                    return
+                await asyncio.sleep(_FOLLOW_AGENTS_S)
+
+        finder = asyncio.create_task(find())
+        try:
+            while True:
+                found = await queue.get()
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+        finally:
+            tasks = [finder, *readers.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _agent_ids(self, only: Sequence[str] | None) -> list[str]:
+        return list(only) if only is not None else [row["agent_id"] for row in await self.agents()]
+
+    # -- swarms -----------------------------------------------------------------------------------------------------
+
+    async def swarm(self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Any) -> SwarmReport:
+        """``start_swarm`` with the same arguments, and its result."""
+        return await (await self.start_swarm(prompt, items, **options)).result()
+
+    async def start_swarm(
+        self,
+        prompt: Prompt,
+        items: Iterable[str | dict[str, Any] | Item],
+        *,
+        profile: str | Profile = "explore",
+        model: str | ResolvedModel | None = None,
+        system_prompt: str | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        sampling: Sampling | None = None,
+        repeats: int = 1,
+        seed: int | None = None,
+        max_concurrency: int = 32,
+        limits: Limits | None = None,
+        total_limits: Limits | None = None,
+        retries: int = 0,
+        retry_on: Sequence[str] = DEFAULT_RETRY_ON,
+        fail_on: str | None = None,
+        on_interrupted: OnInterrupted = "continue",
+        workdir: Workdir | None = None,
+        keep_workdirs: bool = False,
+        isolation: Isolation | None = None,
+        tags: dict[str, str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        run_id: str | None = None,
+        out: str | os.PathLike[str] | None = None,
+    ) -> SwarmHandle:
+        """Run one prompt over many items, each by an agent of its own. A failing one is data in its row.
+
+        Args:
+            prompt: A template with ``{{item}}`` or ``{{column}}``, or a function from an item to its prompt.
+            items: Strings, dicts of columns, or ``Item`` objects.
+            profile: The kind of agent.
+            model: A name, or what ``runtime.resolve_model`` gave; None is the profile's, else the main agent's.
+            system_prompt: In place of the profile's.
+            tools: In place of the profile's. None is the profile's less Bash, Write and Edit.
+            sampling: For all; an item's own is on top.
+            repeats: How often each item is run.
+            seed: The run's seed. None draws one that is recorded and not sent.
+            max_concurrency: Most rollouts at once.
+            limits: Bounds of each rollout.
+            total_limits: Bounds of the whole; reaching one ends what runs.
+            retries: Further attempts after a failure whose class is in ``retry_on``.
+            retry_on: Error classes that are tried again.
+            fail_on: ``N`` or ``P%`` failed rollouts: nothing new starts any more.
+            on_interrupted: Whether a rollout whose host was lost goes on from its log or begins again.
+            workdir: Where each works, with placeholders. None is the session's directory for agents with tools.
+            keep_workdirs: Leave private working directories in place.
+            isolation: ``dedicated`` gives each rollout a process of its own.
+            tags: Of all rows.
+            metadata: Of all rows.
+            run_id: The run's id; None makes one.
+            out: A directory for ``run.json``, ``results.jsonl`` and ``attempts.jsonl``, written as rows come.
+
+        Raises:
+            RunError: ``items.*``, ``swarm.*``, ``run.exists`` and other ``run.*`` of the directory.
+            ConfigError: ``profile.unknown``, ``model.not_configured``.
+            ToolError: ``tool.unknown``, ``tool.bad_signature``.
+        """
+        bound, user_tools = bind_profile(profile, system_prompt, tools)
+        resolved = self._model_for(model, bound)
+        settings = SwarmSettings(
+            profile=bound,
+            model=resolved.name,
+            system_prompt=system_prompt,
+            tools=None if tools is None else bound.tools,
+            sampling=sampling,
+            limits=limits,
+            workdir=workdir,
+            isolation=isolation,
+            tags=tags or {},
+            metadata=metadata or {},
+        )
+        plan = plan_run(
+            prompt,
+            items,
+            self.with_workdir(settings),
+            run_id=run_id,
+            repeats=repeats,
+            seed=seed,
+            max_concurrency=max_concurrency,
+            total_limits=total_limits,
+            retries=retries,
+            retry_on=retry_on,
+            fail_on=fail_on,
+            on_interrupted=on_interrupted,
+            keep_workdirs=keep_workdirs,
+            user_tools=user_tools,
+        )
+        if out is None:
+            return await self.start_plan(plan, resolved)
+        arguments = {"profile": bound.said(), "model": resolved.name, "max_concurrency": max_concurrency}
+        config = self._services.courier.config.model_dump(mode="json")
+        sink = await open_run(plan, out, arguments=arguments, config=config, model=resolved, cwd=self.cwd or ".")
+        return await self.start_plan(plan, resolved, sink=sink)
+
+    def with_workdir(self, settings: SwarmSettings) -> SwarmSettings:
+        """The settings with the session's directory for agents that have tools and were told no other."""
+        if settings.workdir is not None or not settings.tool_names or self.cwd is None:
+            return settings
+        return settings.model_copy(update={"workdir": Workdir.shared(self.cwd)})
+
+    async def start_plan(self, plan: RunPlan, model: ResolvedModel, *, sink: RunSink | None = None) -> SwarmHandle:
+        """Run a checked plan (``runs.plan_run``), with its rows kept in a run directory if there is a ``sink``.
+
+        The sink is closed when the swarm is over, or when it cannot begin.
+        """
+        settings = plan.settings
+        workdir = settings.workdir
+        courier = self._services.courier
+        pinned = workdir is not None and workdir.kind == "shared" and not courier.config.workspace_shared
+        denied = [courier.config.home, *plan.denied_paths, *([str(sink.path)] if sink is not None else [])]
+        agent = SwarmAgent(
+            profile=settings.profile.model_copy(
+                update={
+                    "tools": settings.tool_names,
+                    "system_prompt": settings.system_prompt
+                    if settings.system_prompt is not None
+                    else settings.profile.system_prompt,
+                }
+            ),
+            model=model,
+            isolation=settings.isolation,
+            node_id=courier.cluster.node_id if pinned else None,
+            cwd=self.cwd,
+            price_date=datetime.now(UTC).date().isoformat() if model.settings.price is not None else None,
+            denied_paths=tuple(dict.fromkeys(denied)),
+        )
+        handle = SwarmHandle(
+            self._link,
+            plan,
+            agent,
+            sink=sink.write if sink is not None else None,
+            run_dir=str(sink.path) if sink is not None else None,
+            on_end=sink.close if sink is not None else None,
+        )
+        try:
+            await handle.start()
+        except BaseException:
+            if sink is not None:
+                await sink.close()
+            raise
+        return handle
+
+    def _model_for(self, model: str | ResolvedModel | None, profile: Profile) -> ResolvedModel:
+        said = model if model is not None else profile.model
+        return self._link.spec.main.model if said is None else self._services.resolve_model(said)
+
+
+def bind_profile(
+    profile: str | Profile, system_prompt: str | None, tools: Sequence[ToolLike] | None
+) -> tuple[Profile, tuple[Tool, ...]]:
+    """A profile with what the caller said in its place, and the caller's own tools.
+
+    Raises:
+        ConfigError: ``profile.unknown``.
+        ToolError: ``tool.unknown``, ``tool.bad_signature``, ``tool.not_importable``.
+    """
+    bound = resolve_profile(profile)
+    own: list[Tool] = []
+    changes: dict[str, Any] = {}
+    if system_prompt is not None:
+        changes["system_prompt"] = system_prompt
+    if tools is not None:
+        names: list[str] = []
+        for thing in tools:
+            if isinstance(thing, str) and ":" not in thing:
+                names.append(thing)
+                continue
+            made = as_tool(thing)
+            own.append(made)
+            names.append(made.name)
+        changes["tools"] = tuple(dict.fromkeys(names))
+    if changes:
+        bound = bound.model_copy(update=changes)
+    select_tools(bound.tools, own)
+    return bound, tuple(own)

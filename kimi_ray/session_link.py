@@ -1,0 +1,161 @@
+"""A driver's tie to one session: the session's host, found again when it is lost, and notes for its document."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from kimi_ray.courier import Courier
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.ports import Group, is_lost
+from kimi_ray.hosts.specs import SessionInfo, SessionSpec
+from kimi_ray.ids import new_ulid
+from kimi_ray.session import Activity
+
+OPEN_S = 90.0
+_TRIES = 6
+_PAUSE_S = 0.1
+
+
+class SessionLink:
+    """One open session.
+
+    Args:
+        courier: The driver's.
+        spec: How to bring the session back: ``create`` False.
+        host: The session host.
+        opened: Whether this driver brought it to life, so that its close is this driver's.
+    """
+
+    def __init__(self, courier: Courier, spec: SessionSpec, host: str, *, opened: bool) -> None:
+        self.courier = courier
+        self.spec = spec
+        self.host = host
+        self.opened = opened
+        self.closed = False
+        self._finding = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self.spec.session_id
+
+    async def call(self, method: str, *args: Any, group: Group = "default", timeout_s: float = OPEN_S) -> Any:
+        """Call the session's host for something that may be asked twice; a lost session is resumed elsewhere.
+
+        Raises:
+            KimiRayError: what the host raised, or why the session cannot be brought back.
+        """
+        for attempt in range(_TRIES):
+            host = self.host
+            try:
+                return await self.courier.cluster.peer(host).call(method, *args, timeout_s=timeout_s, group=group)
+            except KimiRayError as error:
+                gone = is_lost(error.code) or error.code == "session.not_live"
+                if attempt == _TRIES - 1 or not gone or self.closed:
+                    raise
+                await self._find_again(host, error)
+            await asyncio.sleep(_PAUSE_S * attempt)
+        raise AssertionError
+
+    async def _find_again(self, lost: str, error: KimiRayError) -> None:
+        async with self._finding:
+            if self.host != lost:
+                return
+            if is_lost(error.code) and not await self.courier.registry.report_lost(lost):
+                return
+            spec = replace(self.spec, nonce=new_ulid(), main=replace(self.spec.main, nonce=new_ulid()))
+            info, host = await open_session(self.courier, spec)
+            self.spec = spec
+            self.host = host
+            self.opened = self.opened or info.opened
+
+
+async def open_session(courier: Courier, spec: SessionSpec) -> tuple[SessionInfo, str]:
+    """Create or resume a session on the host that the registry names, however many hosts are lost on the way.
+
+    Raises:
+        SessionError: ``session.exists``, ``session.not_found``, ``session.in_use``; what the activation raised.
+    """
+    method = "create_session" if spec.create else "resume_session"
+    asked_before = False
+    for attempt in range(_TRIES):
+        host = await courier.registry.place_session(spec.session_id, spec.isolation)
+        try:
+            info: SessionInfo = await courier.cluster.peer(host).call(method, spec, timeout_s=OPEN_S)
+            return info, host
+        except KimiRayError as error:
+            if error.code == "session.exists" and asked_before:
+                # The creation whose answer was lost did happen.
+                spec = replace(
+                    spec, create=False, nonce=new_ulid(), main=replace(spec.main, header=None, nonce=new_ulid())
+                )
+                method = "resume_session"
+                continue
+            if not is_lost(error.code):
+                if not await _is_live(courier, host, spec.session_id):
+                    await courier.registry.forget_session(spec.session_id)
+                raise
+            await courier.registry.report_lost(host)
+            if attempt == _TRIES - 1:
+                raise
+            asked_before = True
+        await asyncio.sleep(_PAUSE_S * (attempt + 1))
+    raise AssertionError
+
+
+async def _is_live(courier: Courier, host: str, session_id: str) -> bool:
+    """Whether the host holds the session, so that a refused opening must leave the registry's entry alone."""
+    try:
+        await courier.cluster.peer(host).call("session_info", session_id, timeout_s=OPEN_S, group="control")
+    except KimiRayError as error:
+        return error.code != "session.not_live"
+    return True
+
+
+class Notes:
+    """What main agents did, on its way to their documents: at most a call a second to each session host."""
+
+    SPACING_S = 1.0
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+        self._pending: dict[str, tuple[SessionLink, Activity]] = {}
+        self._pump: asyncio.Task[None] | None = None
+
+    def add(self, link: SessionLink, activity: Activity) -> None:
+        """The newest of a session; what it does not say is kept from the one before."""
+        before = self._pending.get(link.id)
+        if before is not None:
+            activity = replace(
+                activity,
+                last_prompt=activity.last_prompt if activity.last_prompt is not None else before[1].last_prompt,
+                last_turn_reason=activity.last_turn_reason or before[1].last_turn_reason,
+            )
+        self._pending[link.id] = (link, activity)
+        if self._pump is None or self._pump.done():
+            self._pump = self._courier.spawn(self._send_soon())
+
+    async def flush(self) -> None:
+        """Hand over what there is. A session whose host is lost is left out: its log has it all."""
+        pending, self._pending = self._pending, {}
+        by_host: dict[str, list[Activity]] = {}
+        for link, activity in pending.values():
+            by_host.setdefault(link.host, []).append(activity)
+
+        async def send(host: str, activities: list[Activity]) -> None:
+            try:
+                await self._courier.cluster.peer(host).call(
+                    "note_activity", activities, timeout_s=OPEN_S, group="control"
+                )
+            except KimiRayError as error:
+                if not is_lost(error.code):
+                    raise
+
+        await asyncio.gather(*(send(host, activities) for host, activities in by_host.items()))
+
+    async def _send_soon(self) -> None:
+        while self._pending:
+            await asyncio.sleep(self.SPACING_S)
+            await self.flush()
