@@ -29,6 +29,7 @@ from kimi_ray.store.layout import NO_WORKSPACE, Layout
 from kimi_ray.store.owners import Owner, Owners
 from kimi_ray.store.recovery import check_not_removed, touch
 from kimi_ray.store.removal import finish_removals, remove_session
+from kimi_ray.store.reservations import Reservations
 from kimi_ray.store.seam import (
     AppendResult,
     Batch,
@@ -64,7 +65,8 @@ class JsonlStore:
         self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store-io")
         self._layout = Layout(fs, home)
         self._directories = Directories(fs, home, durable=durable)
-        self._tools = LogTools(fs, self._directories, Descriptors(fs), options.durability, boot)
+        reservations = Reservations(fs, home)
+        self._tools = LogTools(fs, self._directories, Descriptors(fs), reservations, options.durability, boot)
         self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
         self._claims = Claims(self._owners, options.claim_timeout_s)
         self._streams = StreamTable(self._tools, self._layout, self._claims, self._io)
@@ -91,6 +93,7 @@ class JsonlStore:
             path = os.path.abspath(home)
             identity = open_identity(files, path, options)
             finish_removals(Layout(files, path))
+            Reservations(files, path).sweep()
             return path, identity
 
         path, identity = await asyncio.to_thread(prepare)
@@ -171,7 +174,7 @@ class JsonlStore:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""
         async with self._claims.holding(session_id):
             self._streams.drop_session(session_id, removed=True)
-            await self._run(remove_session, self._layout, self._directories, session_id)
+            await self._run(remove_session, self._layout, self._directories, self._tools.reservations, session_id)
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)
@@ -228,11 +231,22 @@ class JsonlStore:
 
     async def _for_append(self, stream: Stream) -> StreamLog | KimiRayError:
         """A stream that is not loaded: after a restart of the store the log itself says whose grant is the newest."""
+
+        def find() -> StreamLog:
+            try:
+                return touch(self._tools, self._layout, stream)
+            except StoreError as error:
+                reserved = None if error.code != "store.not_found" else self._tools.reservations.find(stream)
+                if reserved is None:
+                    raise
+            directory = self._layout.place(stream.session_id, reserved.workspace_id)
+            log = StreamLog(self._tools, stream, f"{directory}/agents/{stream.agent_id}", reserved.header)
+            log.reserve(reserved.epoch, reserved.nonce)
+            return log
+
         try:
-            log = await self._streams.load(stream)
+            log = await self._streams.create(stream, find)
         except KimiRayError as error:
-            if error.code == "store.not_found":
-                error.hint = "nothing of this log was stored; open the writer again with its header and the same nonce"
             return error
         if log.closed:
             await self._streams.drop(stream)

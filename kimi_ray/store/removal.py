@@ -8,9 +8,10 @@ import stat
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_errors, names_in, write_file
 from kimi_ray.store.layout import Layout, not_found
+from kimi_ray.store.reservations import Reservations
 
 
-def remove_session(layout: Layout, directories: Directories, session_id: str) -> None:
+def remove_session(layout: Layout, directories: Directories, reservations: Reservations, session_id: str) -> None:
     """Mark the session as removed, durably, then delete its files. May be repeated.
 
     Raises:
@@ -28,6 +29,7 @@ def remove_session(layout: Layout, directories: Directories, session_id: str) ->
         if directory is not None:
             remove_tree(layout.fs, directory)
             directories.forget(directory)
+        reservations.drop_session(session_id)
     layout.forget(session_id)
 
 

@@ -26,10 +26,11 @@ from kimi_ray.store.batch_rows import (
 )
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, io_error, pwrite_all
+from kimi_ray.store.fs import Fs, io_error, io_errors, pwrite_all
 from kimi_ray.store.layout import LOG_NAME, deleted
 from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
+from kimi_ray.store.reservations import Reservation, Reservations
 from kimi_ray.store.seam import Batch, Stream
 
 MAX_UNSYNCED_BYTES = 8 << 20
@@ -42,6 +43,7 @@ class LogTools:
     fs: Fs
     directories: Directories
     descriptors: Descriptors
+    reservations: Reservations
     mode: str
     boot: str
 
@@ -125,6 +127,11 @@ class StreamLog:
                 self.granted_here = True
                 return
             if not self.born:
+                workspace = self.directory.rsplit("/", 4)[-4]
+                with io_errors(self.path):
+                    self.tools.reservations.keep(
+                        self.stream, Reservation(self.epoch + 1, nonce, workspace, self.header)
+                    )
                 self.reserve(self.epoch + 1, nonce)
                 return
             row = EpochRow(self.epoch + 1, self.next_seq, nonce, self.tools.boot, self.tools.mode)
@@ -139,6 +146,8 @@ class StreamLog:
             if self.born:
                 self._check_usable()
                 self._write_storage_row(encode_closed_row(epoch, self.next_seq))
+            else:
+                self.tools.reservations.drop(self.stream)
             self.closed, self.granted_here = True, False
 
     def _write_storage_row(self, row: bytes) -> None:
@@ -290,6 +299,7 @@ class StreamLog:
             ) from None
         except OSError as error:
             raise io_error(error, self.path) from error
+        self.tools.reservations.drop(self.stream)
         self.born = True
         self.size = self.synced = len(content)
         self.next_seq = self.durable_seq = next_seq

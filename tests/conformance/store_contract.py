@@ -296,15 +296,19 @@ class StoreContract:
         assert len(await all_lines(third)) == 6
         await third.close()
 
-    async def test_events_of_a_new_log_lost_with_the_store_are_sent_again(self, home: Home) -> None:
+    async def test_the_grant_of_a_new_log_survives_a_restart_before_its_first_batch(self, home: Home) -> None:
         first = await home.open()
         await self.start(first)
         await home.kill(first)
         second = await home.open()
-        assert code((await second.append([notes(0, 2)], sync=True))[0]) == "store.not_found"
-        assert (await second.open_writer(header(), "w")).epoch == 1
+        assert await second.list_logs() == []
+        assert code((await second.append([notes(0, 2, nonce="twin")], sync=True))[0]) == "store.fenced"
         ok(await second.append([notes(0, 2)], sync=True))
-        await second.close()
+        assert [row.header for row in await second.list_logs()] == [header()]
+        await home.kill(second)
+        third = await home.open()
+        assert ok(await third.append([notes(1, 3)], sync=True)).durable == 3
+        await third.close()
 
     async def test_sigkill_of_a_writing_process_loses_nothing_acknowledged(self, home: Home) -> None:
         for round_ in range(3):
