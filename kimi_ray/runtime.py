@@ -17,6 +17,7 @@ from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
+from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.log import epoch_ms
@@ -25,7 +26,6 @@ from kimi_ray.session_handle import Session, ToolLike, bind_profile
 from kimi_ray.session_link import Notes, SessionLink, open_session
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
 from kimi_ray.store.seam import Stream
-from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.version import __version__
 
 IN_PROCESS = "in-process"

@@ -105,6 +105,8 @@ class SessionInfo:
     host: str
     document: dict[str, Any]
     revision: int
+    opened: bool = False
+    """Whether this very call brought it to life."""
 
 
 @dataclass(frozen=True, slots=True)
