@@ -99,7 +99,7 @@ class CompletionReader:
             raw = choice.get("finish_reason")
             if raw is not None:
                 self.finished = True
-                self.raw_finish = str(raw)
+                self.raw_finish = whole(str(raw))
             usage = usage or choice.get("usage")
         if usage:
             self.usage = read_usage(usage)
