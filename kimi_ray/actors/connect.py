@@ -59,6 +59,7 @@ async def connect(config: RuntimeConfig, *, runtime_env: dict[str, Any] | None =
             owns_runtime=session.started,
             log_path=session.log_path,
             code=_digest(runtime_env),
+            bare_calls=cluster.bare_calls,
             end=end,
         )
         await _join(cluster, connection)

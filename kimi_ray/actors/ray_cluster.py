@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from kimi_ray.actors.calls import call, in_thread
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.boundary import actor_died, group_of, kind_of, unwrap
-from kimi_ray.hosts.ports import Group, HostKind, HostListing, NodeInfo, Peer
+from kimi_ray.hosts.ports import Group, HostKind, HostListing, NodeInfo, Peer, registry_name
 
 STORAGE_RESOURCE = "kimi_ray_storage"
 HEAD_RESOURCE = "node:__internal_head__"
@@ -152,6 +154,22 @@ class RayCluster:
             raise actor_died(name, "there is no actor of that name") from None
         self._handles[name] = handle
         return handle
+
+    async def bare_calls(self, count: int) -> float:
+        """Seconds for ``count`` empty calls to the registry's actor, 32 in flight: what calling alone costs."""
+        name = registry_name(self.home_id)
+        handle = await self.handle(name)
+        began = time.perf_counter()
+        left = count
+
+        async def caller() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await call(handle.nothing.remote, LOOKUP_BOUND_S, target=name, method="nothing")
+
+        await asyncio.gather(*(caller() for _ in range(32)))
+        return time.perf_counter() - began
 
     def forget(self, name: str) -> None:
         """Look the handle up again next time."""

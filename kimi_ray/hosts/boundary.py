@@ -75,6 +75,13 @@ def kind_of(name: str) -> HostKind | None:
     return next((kind for kind in kinds if kind == word), None)
 
 
+def with_calls(reply: Answer, method: str, calls: int) -> Answer:
+    """A ping's answer also tells how many calls the actor has received so far; benches count them."""
+    if method == "ping" and reply[0] == "ok":
+        return ("ok", {**reply[1], "calls": calls})
+    return reply
+
+
 def unwrap(reply: Answer) -> Any:
     """What the callee returned.
 

@@ -35,6 +35,7 @@ class Connection:
         owns_runtime: bool,
         log_path: str | None,
         code: str | None = None,
+        bare_calls: Callable[[int], Awaitable[float]] | None = None,
         end: Callable[[], Awaitable[None]],
     ) -> None:
         self.cluster = cluster
@@ -49,6 +50,7 @@ class Connection:
         self.lost: KimiRayError | None = None
         """Why the runtime is over while the driver lives (``runtime.ending``), else None."""
         self._code = code
+        self._bare_calls = bare_calls
         self._end = end
         self._lease: asyncio.Task[None] | None = None
         self._ended: asyncio.Task[None] | None = None
@@ -67,6 +69,18 @@ class Connection:
         told = await self.registry.call("hello", self._info(), timeout_s=timeout_s)
         self.lease_id = str(told["lease_id"])
         self._lease = asyncio.create_task(self._renew(float(told["renew_s"])), name="kimi_ray.lease")
+
+    async def actor_calls(self) -> int:
+        """How many calls all actors of the runtime have received so far."""
+        hosts = await self.cluster.list_hosts()
+        told = await asyncio.gather(
+            *(self.cluster.peer(host.name).call("ping", timeout_s=CALL_BOUND_S, group="control") for host in hosts)
+        )
+        return sum(int(ping["calls"]) for ping in told)
+
+    async def bare_calls(self, count: int) -> float | None:
+        """Seconds that ``count`` empty actor calls of this driver take; None where calls cost nothing."""
+        return None if self._bare_calls is None else await self._bare_calls(count)
 
     async def disconnect(self, *, end_runtime: bool | None = None) -> None:
         """Give the lease back and end what ends with this connection. Idempotent and bounded; never raises for a

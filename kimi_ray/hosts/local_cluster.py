@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
-from kimi_ray.hosts.boundary import Answer, Core, actor_died, answer, timed_out, unexpected, unwrap
+from kimi_ray.hosts.boundary import Answer, Core, actor_died, answer, timed_out, unexpected, unwrap, with_calls
 from kimi_ray.hosts.ports import Cluster, Group, HostKind, HostListing, NodeInfo, Peer
 
 NODE_ID = "local"
@@ -31,6 +31,7 @@ class _Held:
     listing: HostListing
     core: Core | None = None
     dead: bool = False
+    calls: int = 0
     tasks: WeakSet[asyncio.Task[Any]] = field(default_factory=WeakSet[asyncio.Task[Any]])
 
 
@@ -149,8 +150,9 @@ class LocalCluster:
         held = self._held.get(name)
         if held is None or held.core is None:
             raise actor_died(name, "no core of that name lives in this process")
+        held.calls += 1
         reply = await self._run(held, answer(held.core, method, _apart(args)), timeout_s=timeout_s, method=method)
-        return unwrap(reply)
+        return unwrap(with_calls(reply, method, held.calls))
 
     async def _run(
         self, held: _Held, work: Coroutine[Any, Any, Answer], *, timeout_s: float | None = None, method: str = "start"

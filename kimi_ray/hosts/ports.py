@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Group = Literal["default", "wait", "store", "control"]
-"""The concurrency group of a call: ``wait`` for long polls, ``store`` for durability, ``control`` for cancel and ping."""
+"""A call's concurrency group: ``wait`` for long polls, ``store`` for durability, ``control`` for cancel and ping."""
 
 HostKind = Literal["agents", "sessions", "store", "registry"]
 

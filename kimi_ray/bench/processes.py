@@ -1,0 +1,90 @@
+"""What a run costs, over this process and all below it: CPU seconds and proportional memory (PSS), from /proc."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Self
+
+SAMPLE_S = 0.5
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process_tree(root: int | None = None) -> list[int]:
+    """The pid ``root`` (this process) and all its living descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            fields = _stat(int(entry))
+            if fields is not None:
+                children.setdefault(int(fields[1]), []).append(int(entry))
+    found, waiting = [], [root or os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting.extend(children.get(pid, ()))
+    return found
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU seconds, user and system, that these processes have used so far (those that ended meanwhile: 0)."""
+    total = 0
+    for pid in pids:
+        fields = _stat(pid)
+        if fields is not None:
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def pss_mb(pids: list[int]) -> float:
+    """Memory of these processes in MB, shared pages counted once (PSS)."""
+    total_kb = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                for line in file:
+                    if line.startswith("Pss:"):
+                        total_kb += int(line.split()[1])
+                        break
+        except OSError:
+            continue
+    return total_kb / 1024
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of ``/proc/<pid>/stat`` from the state on (the name before it may hold anything)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+class Meter:
+    """Measures a ``with`` block: ``cpu_s`` and ``peak_pss_mb`` of the whole process tree."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self.peak_pss_mb = 0.0
+        self._before: dict[int, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kimi_ray.bench.pss", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._before = {pid: cpu_s([pid]) for pid in process_tree()}
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tree = process_tree()
+        self.cpu_s = sum(cpu_s([pid]) - self._before.get(pid, 0.0) for pid in tree)
+        self._stop.set()
+        self._thread.join()
+        self.peak_pss_mb = max(self.peak_pss_mb, pss_mb(tree))
+
+    def _watch(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            self.peak_pss_mb = max(self.peak_pss_mb, pss_mb(process_tree()))
