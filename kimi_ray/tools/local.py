@@ -25,6 +25,8 @@ from kimi_ray.tools.contract import DirectoryEntry, ExecResult, FileStat
 _T = TypeVar("_T")
 FileKind = Literal["file", "directory", "other"]
 _MAX_COMMANDS = 16
+_SMALL_BYTES = 64 << 10
+_LOCAL_TYPES = frozenset({b"overlay", b"tmpfs", b"btrfs", b"zfs", b"bcachefs"})
 
 
 def _within(path: str, directory: str) -> bool:
@@ -78,6 +80,7 @@ class LocalEnvironment:
                 hint="create it, or name another working directory",
                 details={"path": self._root},
             )
+        self._disk = None if self._root is None else _local_disk(self._root)
         self._scratch = None if scratch is None else os.path.realpath(scratch)
         self._allowed = tuple(place for place in (self._root, self._scratch) if place is not None)
         self._denied = tuple(os.path.realpath(place) for place in denied_roots)
@@ -136,6 +139,10 @@ class LocalEnvironment:
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         """The bytes of a regular file from ``offset``, at most ``limit``."""
+        if self._disk is not None and not self._closed:
+            found = _named(self._read_small, (path, offset, limit))
+            if found is not None:
+                return found
         return await self._on_thread(self._read, path, offset, limit)
 
     async def write_bytes(self, path: str, data: bytes, *, append: bool = False) -> None:
@@ -249,6 +256,20 @@ class LocalEnvironment:
                 limit -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def _read_small(self, path: str, offset: int, limit: int | None) -> bytes | None:
+        """A small file of a local disk, read on the loop: going through a thread costs six times the read."""
+        fd = os.open(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            if status.st_size > _SMALL_BYTES or status.st_dev != self._disk or not stat_module.S_ISREG(status.st_mode):
+                return None
+            wanted = status.st_size + 1 if limit is None else min(limit, status.st_size + 1)
+            data = os.pread(fd, wanted, offset)
+        finally:
+            os.close(fd)
+        # it has grown meanwhile: let the other way find its end
+        return None if limit is None and len(data) + offset > status.st_size else data
+
     def _write(self, path: str, data: bytes, append: bool) -> None:
         resolved = self._resolve(path)
         try:
@@ -317,6 +338,21 @@ class LocalEnvironment:
         except OSError:
             return DirectoryEntry(shown, "other")
         return DirectoryEntry(shown, _kind(status.st_mode), status.st_size, status.st_mtime_ns)
+
+
+def _local_disk(path: str) -> int | None:
+    """The device of a directory when it is of a disk of this machine; None for a network's, or when it is not clear."""
+    device = os.stat(path).st_dev
+    if os.major(device) != 0:
+        return device
+    # no block device below: an overlay, memory, or somebody else's machine
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    with suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if fields[2] == number:
+                return device if fields[fields.index(b"-") + 1] in _LOCAL_TYPES else None
+    return None
 
 
 def _being_cancelled() -> bool:

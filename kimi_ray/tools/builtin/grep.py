@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class Grep(BuiltinTool[GrepArguments]):
                 if size > MAX_FILE_BYTES:
                     large += 1
                     continue
+                await asyncio.sleep(0)  # a small file may be read and matched without a pause for anybody else
                 data = await _content(context.environment, path)
                 if data is None:
                     continue

@@ -185,6 +185,27 @@ async def test_file_names_that_are_not_utf8_can_be_stored(env: LocalEnvironment,
     assert entry.path == "\ufffd.txt"
 
 
+@pytest.mark.parametrize("on_the_loop", [True, False])
+async def test_small_and_large_reads_are_the_same(root: Path, on_the_loop: bool) -> None:
+    env = LocalEnvironment(root)
+    if not on_the_loop:
+        env._disk = None
+    data = bytes(range(256)) * 1024
+    (root / "large").write_bytes(data)
+    (root / "small").write_bytes(data[:1000])
+    (root / "empty").write_bytes(b"")
+    for name, content in (("large", data), ("small", data[:1000]), ("empty", b"")):
+        for offset in (0, 1, 999, 1000, 1001, 300_000):
+            for limit in (None, 0, 1, 1000, 70_000, 300_000):
+                end = None if limit is None else offset + limit
+                assert await env.read_bytes(name, offset=offset, limit=limit) == content[offset:end], (
+                    name,
+                    offset,
+                    limit,
+                )
+    await env.close()
+
+
 async def test_closed_refuses_and_closing_twice_is_fine(root: Path) -> None:
     env = LocalEnvironment(root)
     await env.write_bytes("x", b"")
