@@ -14,6 +14,8 @@ MAX_OUTPUT_BYTES = 100 << 10
 
 
 class BashArguments(Arguments):
+    """What Bash takes."""
+
     command: str = Field(min_length=1, description="The command")
     cwd: str | None = Field(default=None, description="Directory to start in, relative to the working directory")
     timeout: float = Field(
@@ -23,6 +25,8 @@ class BashArguments(Arguments):
 
 
 class Bash(BuiltinTool[BashArguments]):
+    """One shell command; ``tool.exit_code``, ``tool.timeout``."""
+
     name = "Bash"
     description = (
         "Run a shell command (bash, or sh where there is none) in the working directory and return its output (stdout "
@@ -32,9 +36,11 @@ class Bash(BuiltinTool[BashArguments]):
     writes = True
 
     def touches(self, arguments: BashArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.all()
 
     async def call(self, arguments: BashArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         result = await context.environment.exec(
             arguments.command, cwd=arguments.cwd, timeout_s=arguments.timeout, max_output_bytes=MAX_OUTPUT_BYTES
         )

@@ -14,6 +14,8 @@ _SHOWN_LINES = 5
 
 
 class EditArguments(Arguments):
+    """What Edit takes."""
+
     path: str = Field(min_length=1, description="File to change, relative to the working directory")
     old_string: str = Field(min_length=1, description="Text to replace, exactly as it stands, without line numbers")
     new_string: str
@@ -21,6 +23,8 @@ class EditArguments(Arguments):
 
 
 class Edit(BuiltinTool[EditArguments]):
+    """One piece of text for another; ``tool.no_match``, ``tool.ambiguous_match``, ``tool.no_change``, ``tool.binary_file``."""
+
     name = "Edit"
     description = (
         "Replace text in a file. old_string must occur exactly once (give more of its surroundings to make it so), "
@@ -29,9 +33,11 @@ class Edit(BuiltinTool[EditArguments]):
     writes = True
 
     def touches(self, arguments: EditArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.writes(arguments.path)
 
     async def call(self, arguments: EditArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         path = arguments.path
         data = await context.environment.read_bytes(path, limit=MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

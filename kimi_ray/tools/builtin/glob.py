@@ -16,11 +16,15 @@ MAX_MATCHES = 100
 
 
 class GlobArguments(Arguments):
+    """What Glob takes."""
+
     pattern: str = Field(min_length=1, description="Such as src/**/*.py or *.{json,toml}")
     path: str = Field(default=".", min_length=1, description="Directory to search")
 
 
 class Glob(BuiltinTool[GlobArguments]):
+    """Files by their path; ``tool.bad_pattern``, ``tool.too_many_files``."""
+
     name = "Glob"
     description = (
         f"Find files by a path pattern (** for any directories), at most {MAX_MATCHES}, in name order. Directories "
@@ -28,9 +32,11 @@ class Glob(BuiltinTool[GlobArguments]):
     )
 
     def touches(self, arguments: GlobArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.reads(arguments.path)
 
     async def call(self, arguments: GlobArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         pattern = PathPattern(arguments.pattern)
         found: list[str] = []
         more = False

@@ -28,6 +28,8 @@ _SNIFF = 8192
 
 
 class GrepArguments(Arguments):
+    """What Grep takes."""
+
     pattern: str = Field(min_length=1, description="Regular expression (Python syntax)")
     path: str = Field(default=".", min_length=1, description="File or directory to search")
     glob: str | None = Field(default=None, min_length=1, description="Only files like this, e.g. *.py or src/**/*.ts")
@@ -68,6 +70,8 @@ class _Found:
 
 
 class Grep(BuiltinTool[GrepArguments]):
+    """Lines, files or counts by a regular expression; ``tool.bad_pattern``, ``tool.timeout``, ``tool.too_many_files``."""
+
     name = "Grep"
     description = (
         "Search file contents by a regular expression. Returns the files with matches, or with output_mode the "
@@ -76,9 +80,11 @@ class Grep(BuiltinTool[GrepArguments]):
     )
 
     def touches(self, arguments: GrepArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.reads(arguments.path)
 
     async def call(self, arguments: GrepArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         try:
             matcher = Matcher(
                 arguments.pattern,

@@ -20,6 +20,8 @@ _MAX_SCAN = 256 << 20
 
 
 class ReadArguments(Arguments):
+    """What Read takes."""
+
     path: str = Field(min_length=1, description="File to read, relative to the working directory")
     line_offset: int | None = Field(
         default=None, description="First line, from 1; negative counts from the end (-20: the last 20 lines)"
@@ -40,6 +42,8 @@ def is_binary(data: bytes) -> bool:
 
 
 class Read(BuiltinTool[ReadArguments]):
+    """A window of a text file, with line numbers; ``tool.binary_file``, ``tool.file_too_large``."""
+
     name = "Read"
     description = (
         f"Read a text file, with line numbers. At most {MAX_LINES} lines, {MAX_LINE_CHARS} characters a line and "
@@ -47,9 +51,11 @@ class Read(BuiltinTool[ReadArguments]):
     )
 
     def touches(self, arguments: ReadArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.reads(arguments.path)
 
     async def call(self, arguments: ReadArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         first = arguments.line_offset or 1
         wanted = min(arguments.n_lines or MAX_LINES, MAX_LINES)
         lines, start, total = await _window(context.environment, arguments.path, first, wanted)

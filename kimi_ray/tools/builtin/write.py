@@ -12,12 +12,16 @@ from kimi_ray.tools.schema import Arguments
 
 
 class WriteArguments(Arguments):
+    """What Write takes."""
+
     path: str = Field(min_length=1, description="File to write, relative to the working directory")
     content: str
     mode: Literal["overwrite", "append"] = "overwrite"
 
 
 class Write(BuiltinTool[WriteArguments]):
+    """A whole file, or more at its end."""
+
     name = "Write"
     description = (
         "Write a text file: replace it as a whole, or append to it. Directories on the way are made. To change part "
@@ -26,9 +30,11 @@ class Write(BuiltinTool[WriteArguments]):
     writes = True
 
     def touches(self, arguments: WriteArguments) -> Accesses:
+        """See ``BuiltinTool.touches``."""
         return Accesses.writes(arguments.path)
 
     async def call(self, arguments: WriteArguments, context: ToolContext) -> ToolOutput:
+        """See ``BuiltinTool.call``."""
         data = arguments.content.encode()
         append = arguments.mode == "append"
         before = await context.environment.stat(arguments.path)
