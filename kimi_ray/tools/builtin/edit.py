@@ -23,7 +23,10 @@ class EditArguments(Arguments):
 
 
 class Edit(BuiltinTool[EditArguments]):
-    """One piece of text for another; ``tool.no_match``, ``tool.ambiguous_match``, ``tool.no_change``, ``tool.binary_file``."""
+    """One piece of text for another.
+
+    Errors: ``tool.no_match ambiguous_match no_change binary_file file_too_large``.
+    """
 
     name = "Edit"
     description = (

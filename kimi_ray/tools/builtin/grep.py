@@ -70,7 +70,10 @@ class _Found:
 
 
 class Grep(BuiltinTool[GrepArguments]):
-    """Lines, files or counts by a regular expression; ``tool.bad_pattern``, ``tool.timeout``, ``tool.too_many_files``."""
+    """Lines, files or counts by a regular expression.
+
+    Errors: ``tool.bad_pattern timeout too_many_files``.
+    """
 
     name = "Grep"
     description = (
