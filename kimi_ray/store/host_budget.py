@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.store.clock import Clock
+
 
 class HostBudget:
     """Counts retained bytes over every log and every sender of one host.
@@ -35,3 +38,45 @@ class HostBudget:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
+
+
+class RoomWaits:
+    """The waits of one log for room, its own or the host's."""
+
+    __slots__ = ("_clock", "_futures")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._futures: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    async def wait(self, timeout_s: float, budget: HostBudget | None) -> None:
+        """Return when woken, when ``budget`` has room again, or after ``timeout_s``: the caller looks again.
+
+        Raises:
+            KimiRayError: what ``interrupt`` was given meanwhile.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        alarm = self._clock.call_later(timeout_s, lambda: None if future.done() else future.set_result(None))
+        if budget is not None:
+            budget.wake_when_below(future)
+        try:
+            await future
+        finally:
+            alarm.cancel()
+            self._futures.discard(future)
+
+    def wake(self) -> None:
+        """All look again."""
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+
+    def interrupt(self, error: KimiRayError) -> None:
+        """All end with this error."""
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error_from_data(error.to_data()))

@@ -27,6 +27,7 @@ from kimi_ray.store.bounded_call import can_be_sent_again
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.clock import Alarm, Clock
 from kimi_ray.store.flush_waiters import FlushWaiters, fresh
+from kimi_ray.store.host_budget import RoomWaits
 from kimi_ray.store.seam import AppendResult, Batch, Stream
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.writer_settings import WriterSettings
@@ -34,6 +35,8 @@ from kimi_ray.store.writer_settings import WriterSettings
 State = Literal["idle", "window", "writing", "flushing", "paused", "fenced", "failed", "closing", "closed"]
 
 _TERMINAL: Final = frozenset({"store.fenced", "store.conflict", "store.deleted"})
+_MAX_GAPS: Final = 5
+"""In a row; a store that names ever new seqs is broken, not restarted."""
 
 
 class WriteController:
@@ -82,7 +85,7 @@ class WriteController:
         self._bytes = 0
         self._in_flight: Batch | None = None
         self._waiters = FlushWaiters()
-        self._room: set[asyncio.Future[None]] = set()
+        self._room = RoomWaits(self._clock)
 
         self._window_at: float | None = None
         self._sync_at: float | None = None
@@ -92,6 +95,7 @@ class WriteController:
         self._paused = False
         self._retried = False
         self._attempts = 0
+        self._gaps = 0
         self._alarm: Alarm | None = None
         self._alarm_at = 0.0
 
@@ -245,7 +249,7 @@ class WriteController:
         limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + limit_s
         self._closing = True
-        self._interrupt_room(StoreError(f"{self.stream} is being closed", code="store.closed"))
+        self._room.interrupt(StoreError(f"{self.stream} is being closed", code="store.closed"))
         try:
             while not self._closed and self._end is None and (self._durable < self._next_seq or self._blobs):
                 left = deadline - self._clock.now()
@@ -391,7 +395,7 @@ class WriteController:
     def _taken(self, result: AppendResult) -> None:
         self._written = max(result.written, result.durable)
         self._retried = False
-        self._attempts = 0
+        self._attempts = self._gaps = 0
         self._last_error = None
         if result.durable > self._durable:
             self._forget_through(result.durable)
@@ -418,15 +422,19 @@ class WriteController:
         self._bytes -= size
         self._budget.release(size)
         if self._room and self._bytes < self._settings.log_max_bytes + self._settings.closing_reserve_bytes:
-            for future in self._room:
-                if not future.done():
-                    future.set_result(None)
+            self._room.wake()
 
     # Failing
 
     def _batch_refused(self, batch: Batch, error: KimiRayError, *, sync: bool) -> None:
         expected = error.details.get("expected")
-        if error.code == "store.gap" and type(expected) is int and expected != batch.first_seq:
+        if (
+            error.code == "store.gap"
+            and type(expected) is int
+            and expected != batch.first_seq
+            and self._gaps < _MAX_GAPS
+        ):
+            self._gaps += 1
             if self._durable <= expected <= self._next_seq:
                 # The store came back without what it had written but not synced.
                 self._written = expected
@@ -440,9 +448,7 @@ class WriteController:
                 hint="the store lost acknowledged events: check its disk, then resume the session from what is stored",
                 details={"expected": expected, "durable": self._durable, "next": self._next_seq},
             )
-        if error.code in _TERMINAL:
-            self._finish(error)
-        elif can_be_sent_again(error):
+        if can_be_sent_again(error) and error.code not in _TERMINAL:
             self._last_error = error
             self._send_all_again()
             pause = min(self._settings.backoff_initial_ms * 2 ** min(self._attempts, 32), self._settings.backoff_max_ms)
@@ -485,7 +491,7 @@ class WriteController:
         error.with_details(**lost)
         self._discard()
         seen = self._waiters.reject(error)
-        self._interrupt_room(error)
+        self._room.interrupt(error)
         loop = asyncio.get_running_loop()
         if error.code == "store.fenced" and self._on_fenced is not None:
             loop.call_soon(self._on_fenced, error)
@@ -560,25 +566,11 @@ class WriteController:
         left = deadline - self._clock.now()
         if left <= 0:
             raise self._late("no room for more events", self._settings.store_timeout_s)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room.add(future)
-        alarm = self._clock.call_later(left, lambda: None if future.done() else future.set_result(None))
         # Room comes from durability, so it does not wait for a window or for the sync interval.
         self._due = self._due or self._written < self._next_seq
         self._sync_due = self._durable < self._next_seq
         self._request()
-        if host:
-            self._budget.wake_when_below(future)
-        try:
-            await future
-        finally:
-            alarm.cancel()
-            self._room.discard(future)
-
-    def _interrupt_room(self, error: KimiRayError) -> None:
-        for future in self._room:
-            if not future.done():
-                future.set_exception(fresh(error))
+        await self._room.wait(left, self._budget if host else None)
 
     def _wake_at(self, at: float) -> None:
         """Have ``_wake`` called at ``at`` or before. One alarm serves all deadlines and is moved only to be earlier."""

@@ -320,6 +320,19 @@ async def test_a_gap_that_names_what_was_sent_is_no_endless_loop(rig: Any) -> No
     assert error.code == "store.gap" and len(rig.store.calls) == 2
 
 
+async def test_a_store_that_names_ever_new_gaps_is_not_followed_for_ever(rig: Any) -> None:
+    log = rig.log()
+    log.add(3)
+    rig.store.refusals[log.stream] = [
+        StoreError("hole", code="store.gap", details={"expected": expected}) for expected in [1, 2] * 500
+    ]
+    error = await refused(task_of(log.writer.flush()), rig)
+    assert error.code == "store.gap" and len(rig.store.calls) < 20
+    rig.store.refusals.clear()
+    await rig.done(task_of(log.writer.flush()))
+    assert rig.stored(log) == log.lines
+
+
 async def test_fenced_is_the_end(rig: Any) -> None:
     log = rig.log()
     log.add(2)
