@@ -20,19 +20,25 @@ _DRIVE_PATH = re.compile(r"\A[A-Za-z]:[\\/]")
 _SLUG_UNITS = 40
 _RANDOM_BITS = 80
 
+_POOL_BYTES = 4096
+
 _lock = threading.Lock()
+_pool = b""
 _last_ms = 0
 _last_random = 0
 
 
 def new_ulid() -> str:
     """A new ULID, strictly increasing within this process (also within one millisecond and under clock steps)."""
-    global _last_ms, _last_random  # noqa: PLW0603  monotonic within a process is a property of the process
+    global _last_ms, _last_random, _pool  # noqa: PLW0603  monotonic within a process is a property of the process
     with _lock:
         now_ms = time.time_ns() // 1_000_000
         if now_ms > _last_ms:
             _last_ms = now_ms
-            _last_random = int.from_bytes(os.urandom(10), "big") >> 1
+            # A system call a millisecond is dear on some kernels: randomness is drawn in larger pieces.
+            if len(_pool) < 10:
+                _pool = os.urandom(_POOL_BYTES)
+            _last_random, _pool = int.from_bytes(_pool[:10], "big") >> 1, _pool[10:]
         else:
             _last_random += 1
             if _last_random >> _RANDOM_BITS:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kimi_ray.agent.fold import AgentFold
 from kimi_ray.events import SessionEvent, SurfaceOp, encode, thaw
-from kimi_ray.log import EventLog, Message
+from kimi_ray.log import EventLog, Message, complete_tools
 
 INLINE_BYTES = 16 << 10
 """Longest text of a message that stays in its event, in bytes."""
@@ -58,6 +58,9 @@ class Journal:
         self.store_wait_ms = 0
         self._read_blob = read_blob
         self._blobs: dict[str, bytes] = {}
+        self._wire: list[Message] = []
+        self._wire_through = 0
+        self._wire_generation = 0
         log.observe(fold.apply)
 
     def append(
@@ -108,6 +111,23 @@ class Journal:
         self.durable.attach_blob(digest, raw)
         self._blobs[digest] = raw
         return {"$blob": digest, "bytes": len(raw)}
+
+    async def wire_messages(self) -> list[Message]:
+        """What goes over the wire now: every tool call answered, every blob in place.
+
+        Only what came since the last call is looked at: by then every call had its result, so what was complete
+        stays complete until a replace.
+        """
+        log = self.log
+        if self._wire_generation != log.surface.generation:
+            self._wire, self._wire_through, self._wire_generation = [], 0, log.surface.generation
+        messages = log.messages()
+        fresh = await self.resolve(complete_tools(messages[self._wire_through :]))
+        if not log.order.pending_calls:
+            self._wire.extend(fresh)
+            self._wire_through = len(messages)
+            return list(self._wire)
+        return [*self._wire, *fresh]
 
     async def resolve(self, messages: list[Message]) -> list[Message]:
         """The messages with every blob in place: what goes over the wire."""

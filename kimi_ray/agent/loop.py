@@ -21,7 +21,6 @@ from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.errors import AgentError, KimiRayError, as_error
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.llm.header import describe_request
-from kimi_ray.log import complete_tools
 from kimi_ray.settings import Checkpoint, Sampling
 
 
@@ -157,11 +156,10 @@ class TurnLoop:
 
     async def _ask(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> tuple[Answer, int]:
         journal = self._journal
-        messages = await journal.resolve(complete_tools(journal.log.messages()))
         request = ChatRequest(
             model=config.route.model,
             system=config.system,
-            messages=messages,
+            messages=await journal.wire_messages(),
             tools=config.tools,
             sampling=config.sampling,
             session_id=self._session_id,
@@ -169,7 +167,8 @@ class TurnLoop:
             turn=turn,
             step=step,
         )
-        self._head(config, request)
+        if step == 0:
+            self._head(config, request)
         self._progress.enter("store")
         with signal.interruptible():
             await journal.durable.wait_for_room()

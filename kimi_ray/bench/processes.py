@@ -61,11 +61,28 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+def role(pid: int) -> str:
+    """What a process is, from its command line: ``driver``, an actor's class, a Ray daemon, or its program."""
+    if pid == os.getpid():
+        return "driver"
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().replace(b"\0", b" ").decode(errors="replace").split()
+    except OSError:
+        return "ended"
+    if not words:
+        return "unnamed"
+    if words[0].startswith("ray::"):
+        return words[0].removeprefix("ray::").split(".")[0].split("(")[0]
+    return os.path.basename(words[0])
+
+
 class Meter:
-    """Measures a ``with`` block: ``cpu_s`` and ``peak_pss_mb`` of the whole process tree."""
+    """Measures a ``with`` block: ``cpu_s`` and ``peak_pss_mb`` of the whole process tree, ``cpu_by_role``."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
+        self.cpu_by_role: dict[str, float] = {}
         self.peak_pss_mb = 0.0
         self._before: dict[int, float] = {}
         self._stop = threading.Event()
@@ -80,7 +97,12 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         tree = process_tree()
-        self.cpu_s = sum(cpu_s([pid]) - self._before.get(pid, 0.0) for pid in tree)
+        for pid in tree:
+            used = cpu_s([pid]) - self._before.get(pid, 0.0)
+            self.cpu_s += used
+            if used > 0:
+                name = role(pid)
+                self.cpu_by_role[name] = round(self.cpu_by_role.get(name, 0.0) + used, 2)
         self._stop.set()
         self._thread.join()
         self.peak_pss_mb = max(self.peak_pss_mb, pss_mb(tree))

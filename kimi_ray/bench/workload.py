@@ -6,13 +6,14 @@ Importable by name, so that hosts find it wherever they are: ``scripted:kimi_ray
 from __future__ import annotations
 
 from kimi_ray.llm.chat import ChatRequest
-from kimi_ray.llm.script import Step
+from kimi_ray.llm.script import Step, tool_call
+from kimi_ray.settings import Usage
 
 ONE_TOOL_MODEL = "scripted:kimi_ray.bench.workload:one_tool"
 PLAIN_MODEL = "scripted:kimi_ray.bench.workload:plain"
 
-_ASK = Step.call("look", {"what": "the state of things"})
-_DONE = Step(text="Everything is in order; nothing needs to be done.")
+_ASK = Step(tool_calls=(tool_call("look", {"what": "the state of things"}),), usage=Usage(input=400, output=20))
+_DONE = Step(text="Everything is in order; nothing needs to be done.", usage=Usage(input=430, output=12))
 
 
 def one_tool(request: ChatRequest) -> Step:

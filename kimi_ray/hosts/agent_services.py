@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,13 @@ class ModelPool:
             await provider.close()
 
 
+class FileThreads:
+    """The threads in which the tools of all agents of this process touch files."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(max_workers=16, thread_name_prefix="kimi_ray.files")
+
+
 def workdirs_base(home_id: str) -> str:
     """Where this node keeps private working directories of a runtime."""
     return os.path.join(tempfile.gettempdir(), f"kimi-ray-{os.getuid()}", home_id, "workdirs")
@@ -106,6 +114,13 @@ class AppServices(Provider):
         pool = ModelPool()
         yield pool
         await pool.close()
+
+    @provide
+    async def threads(self) -> AsyncIterator[FileThreads]:
+        """For file work."""
+        threads = FileThreads()
+        yield threads
+        threads.executor.shutdown(wait=False, cancel_futures=True)
 
     @provide
     def store(self, cluster: Cluster, config: RuntimeConfig) -> StoreCalls:
@@ -159,14 +174,18 @@ class AgentServices(Provider):
             workdir = PreparedWorkdir(known, wanted.kind, created=bool(bound.get("created")))
         else:
             name = f"{spec.stream.session_id}-{spec.stream.agent_id}-{spec.nonce[-8:]}"
-            workdir = await prepare_workdir(wanted, base_dir=workdirs_base(cluster.home_id), name=name)
+            workdir = await prepare_workdir(
+                wanted, base_dir=workdirs_base(cluster.home_id), name=name, leave_out=spec.denied_paths
+            )
         yield workdir
         await workdir.release(keep=spec.keep_workdir or not opened.ended)
 
     @provide
-    async def environment(self, spec: AgentSpec, workdir: PreparedWorkdir) -> AsyncIterator[Environment]:
+    async def environment(
+        self, spec: AgentSpec, workdir: PreparedWorkdir, threads: FileThreads
+    ) -> AsyncIterator[Environment]:
         """The place where the tools work."""
-        environment = LocalEnvironment(workdir.path, denied_roots=spec.denied_paths)
+        environment = LocalEnvironment(workdir.path, denied_roots=spec.denied_paths, executor=threads.executor)
         yield environment
         await environment.close()
 
