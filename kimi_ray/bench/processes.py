@@ -19,7 +19,8 @@ def process_tree(root: int | None = None) -> list[int]:
             fields = _stat(int(entry))
             if fields is not None:
                 children.setdefault(int(fields[1]), []).append(int(entry))
-    found, waiting = [], [root or os.getpid()]
+    found: list[int] = []
+    waiting = [root or os.getpid()]
     while waiting:
         pid = waiting.pop()
         found.append(pid)
