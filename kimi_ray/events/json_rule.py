@@ -183,12 +183,51 @@ def decode(line: bytes) -> Any:
         value = from_json(line, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
         raise LogError(f"a line is not JSON: {error}", code="log.not_json", details={"bytes": len(line)}) from None
-    frozen = freeze(value)
+    frozen = _freeze_parsed(value, 1)
+    if frozen is _BROKEN:
+        frozen = freeze(value)  # the slower walk says what is wrong, and where
     # A duplicate key vanishes in parsing, and so does any other spelling than ours: canonical bytes come out equal.
     # The plain value is encoded: five times faster than its frozen copy.
     if to_json(value) != line:
         _refuse_duplicates(line)
     return frozen
+
+
+_BROKEN: Any = object()
+
+
+def _freeze_parsed(value: Any, depth: int) -> Any:
+    """``freeze`` for what a JSON parser made, which has no cycles, no foreign types and no lone surrogates."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is not dict and kind is not list:
+        return value if _is_sound(value, kind) else _BROKEN
+    if depth > MAX_DEPTH:
+        return _BROKEN
+    into_dict = kind is dict
+    made: Any = FrozenDict(value) if into_dict else FrozenList(value)
+    put: Any = dict.__setitem__ if into_dict else list.__setitem__  # pyright: ignore[reportUnknownMemberType]
+    pairs: Any = value.items() if into_dict else enumerate(value)
+    for key, item in pairs:
+        inner: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
+        if inner is str:
+            continue
+        if inner is dict or inner is list:
+            frozen = _freeze_parsed(item, depth + 1)
+            if frozen is _BROKEN:
+                return _BROKEN
+            put(made, key, frozen)
+        elif not _is_sound(item, inner):
+            return _BROKEN
+    return made
+
+
+def _is_sound(value: Any, kind: type) -> bool:
+    """Whether a parsed scalar obeys the rule: only numbers can break it."""
+    if kind is int:
+        return _INT_MIN <= value <= _INT_MAX
+    if kind is float:
+        return isfinite(value) and (value != 0.0 or str(value)[0] != "-")
+    return True
 
 
 def _refuse_duplicates(line: bytes) -> None:

@@ -205,6 +205,18 @@ def test_every_value_survives_freezing_encoding_and_reading(value: Any) -> None:
 
 
 @given(VALUES)
+def test_what_is_read_is_as_frozen_as_what_is_appended(value: Any) -> None:
+    def kinds(frozen: Any) -> Any:
+        if isinstance(frozen, dict):
+            return type(frozen), [(key, kinds(item)) for key, item in frozen.items()]
+        if isinstance(frozen, list):
+            return type(frozen), [kinds(item) for item in frozen]
+        return type(frozen), frozen
+
+    assert kinds(decode(encode(value))) == kinds(freeze(value))
+
+
+@given(VALUES)
 def test_frozen_data_can_be_pickled_and_copied(value: Any) -> None:
     frozen = freeze(value)
     for other in (pickle.loads(pickle.dumps(frozen)), copy.deepcopy(frozen), copy.copy(frozen)):
@@ -225,7 +237,11 @@ def test_frozen_data_can_be_pickled_and_copied(value: Any) -> None:
         b"-Infinity",
         b"1e400",
         b"-0.0",
+        b"[[-0.0]]",
+        b'{"a":[1,{"b":-0.0}]}',
+        b'{"a":{"b":1e999}}',
         b"9223372036854775808",
+        b"[-9223372036854775809]",
         b"1" * 5000,
         b'"\x01"',
         b'"\xff"',
