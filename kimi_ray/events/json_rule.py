@@ -194,6 +194,8 @@ def decode(line: bytes) -> Any:
 
 
 _BROKEN: Any = object()
+_PUT_KEY: Any = dict[str, Any].__setitem__
+_PUT_INDEX: Any = list[Any].__setitem__
 
 
 def _freeze_parsed(value: Any, depth: int) -> Any:
@@ -205,7 +207,7 @@ def _freeze_parsed(value: Any, depth: int) -> Any:
         return _BROKEN
     into_dict = kind is dict
     made: Any = FrozenDict(value) if into_dict else FrozenList(value)
-    put: Any = dict.__setitem__ if into_dict else list.__setitem__  # pyright: ignore[reportUnknownMemberType]
+    put = _PUT_KEY if into_dict else _PUT_INDEX
     pairs: Any = value.items() if into_dict else enumerate(value)
     for key, item in pairs:
         inner: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
