@@ -198,9 +198,10 @@ down() {
 }
 
 kill_node() {
-    local only=${1:-}
+    local only=${1:-} id
     [[ $only =~ ^[0-9]+$ ]] || die "usage: $0 kill I"
-    record "$(cluster_id)"
+    id=$(cluster_id)
+    record "$id"
     [[ -n $(left "$only") ]] || die "node $only does not run"
     signal KILL "$only"
     await_end "$only" 100 || die "node $only did not end"
@@ -208,7 +209,9 @@ kill_node() {
 }
 
 status() {
-    record "$(cluster_id)"
+    local id pid node name
+    id=$(cluster_id)
+    record "$id"
     echo "--address 127.0.0.1:$(cat "$state/port")"
     left all | sort -k2,2n -k1,1n | while read -r pid node name; do echo "node $node  pid $pid  $name"; done
 }
