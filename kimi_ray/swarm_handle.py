@@ -73,7 +73,10 @@ class SwarmHandle:
         self._left = dict.fromkeys(plan.again)
         self._news = asyncio.Event()
         self._failure: BaseException | None = None
+        self._feed_error: KimiRayError | None = None
         self._cancelled: tuple[float, CancelMode] | None = None
+        self._ended = False
+        self._last_progress: SwarmProgress | None = None
         self._report: SwarmReport | None = None
         self._began = time.monotonic()
         self._wall_s = 0.0
@@ -92,7 +95,7 @@ class SwarmHandle:
     @property
     def done(self) -> bool:
         """Whether all rows are there."""
-        return self._main is not None and self._main.done()
+        return self._ended
 
     @property
     def asked(self) -> int:
@@ -146,7 +149,9 @@ class SwarmHandle:
         return self._report
 
     async def progress(self) -> SwarmProgress:
-        """Where it stands."""
+        """Where it stands, or stood at its end."""
+        if self._last_progress is not None:
+            return self._last_progress
         return await self._link.call("swarm_progress", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
 
     async def cancel(self, grace_s: float = 5.0, *, mode: CancelMode = "cancel") -> None:
@@ -167,13 +172,13 @@ class SwarmHandle:
                     raise
 
     async def _iterate(self) -> AsyncIterator[ResultRow]:
-        main = self._started()
+        self._started()
         number = 0
         while True:
             while number < len(self._rows):
                 yield self._rows[number]
                 number += 1
-            if main.done():
+            if self._ended:
                 self._raise_failure()
                 return
             news = self._news
@@ -228,7 +233,7 @@ class SwarmHandle:
             for attempt in range(_RESTARTS + 1):
                 feeder = self._link.courier.spawn(self._feed(tuple(self._left)))
                 try:
-                    await self._read(feeder)
+                    await self._read()
                     break
                 except RunError as error:
                     if error.code != "swarm.not_found" or attempt == _RESTARTS:
@@ -240,6 +245,7 @@ class SwarmHandle:
                 finally:
                     feeder.cancel()
                     await asyncio.gather(feeder, return_exceptions=True)
+            self._last_progress = await self.progress()
             await self._link.call("forget_swarm", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
         except BaseException as error:
             failure = error
@@ -248,13 +254,27 @@ class SwarmHandle:
             if not isinstance(error, KimiRayError):
                 raise
         finally:
-            self._failure = failure
             self._wall_s = time.monotonic() - self._began
-            self._tell()
-            if self._on_end is not None:
-                await self._on_end()
+            try:
+                if self._on_end is not None:
+                    await self._on_end()
+            finally:
+                self._failure = failure
+                self._ended = True
+                self._tell()
 
     async def _feed(self, keys: Sequence[RolloutKey]) -> None:
+        try:
+            await self._feed_all(keys)
+        except KimiRayError as error:
+            if error.code in ("swarm.not_found", "session.closed"):
+                # The reader hears the same and knows what to do.
+                return
+            # A prompt function failed half way: what runs is stopped, the error is what the user hears.
+            self._feed_error = error
+            await self.cancel(0.0)
+
+    async def _feed_all(self, keys: Sequence[RolloutKey]) -> None:
         chunk: list[Rollout] = []
         chars = 0
         for rollout in self._plan.rollouts(keys, self._agent.cwd):
@@ -269,19 +289,17 @@ class SwarmHandle:
     async def _send(self, chunk: list[Rollout]) -> None:
         await self._link.call("feed_swarm", self._link.id, self.run_id, chunk, group="wait", timeout_s=_FEED_S)
 
-    async def _read(self, feeder: asyncio.Task[None]) -> None:
+    async def _read(self) -> None:
         cursor = 0
         while True:
-            if feeder.done() and not feeder.cancelled() and (error := feeder.exception()) is not None:
-                # A prompt function failed half way: what runs is stopped, the error is what the user hears.
-                await self.cancel(0.0)
-                raise error
             page: RowPage = await self._link.call(
                 "read_rows", self._link.id, self.run_id, cursor, _PAGE, _READ_S, group="wait", timeout_s=_READ_S + 15.0
             )
             cursor = page.next_cursor
             await self._take(page)
             if page.done:
+                if self._feed_error is not None:
+                    raise self._feed_error
                 if page.error is not None:
                     raise error_from_data(page.error)
                 return

@@ -36,6 +36,8 @@ class Attempt:
     """The prompt is durable in the agent's log."""
     cancelling: bool = False
     ended: bool = False
+    lost: bool = False
+    """Its host was lost once, accepted or not: what its log holds is open."""
     revivals: int = 0
     resends: int = 0
     began: float = field(default_factory=time.monotonic)

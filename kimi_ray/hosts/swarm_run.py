@@ -326,12 +326,12 @@ class SwarmRun:
         agent = attempt.request.agent
         attempt.resends += 1
         exists = error.code == "store.exists"
-        if attempt.resends <= _RESENDS and (exists or (error.code == "store.not_found" and attempt.revivals)):
+        if attempt.resends <= _RESENDS and (exists or (error.code == "store.not_found" and attempt.lost)):
             header = None if exists else _header_of(self._spec, attempt)
             request = replace(attempt.request, agent=replace(agent, header=header, nonce=new_ulid()), release=False)
             attempt.request = request
             self._spawn(self._begin(attempt.host, [attempt]))
-        elif error.code == "workdir.lost" and attempt.revivals:
+        elif error.code == "workdir.lost" and attempt.lost:
             self._again(attempt, failed(error))
         else:
             self._finish(attempt, failed(error))
@@ -362,6 +362,7 @@ class SwarmRun:
             code = (outcome.result.error or {}).get("code")
             if outcome.seq < 0 and code in ("agent.not_found", "store.fenced", "agent.closed"):
                 # The host lives and the agent does not: bring it back from its log.
+                self._free[attempt.host] += 1
                 self._spawn(self._revive([attempt]))
             else:
                 self._finish(attempt, ending_of(outcome))
@@ -470,8 +471,12 @@ class SwarmRun:
         for attempt in attempts:
             if attempt.ended:
                 continue
-            attempt.revivals += 1
-            self._interruptions += 1
+            was_running, attempt.accepted = attempt.accepted, False
+            if was_running:
+                attempt.revivals += 1
+                self._interruptions += 1
+            else:
+                attempt.resends += 1
             lost = AgentError(
                 f"the host of {attempt.stream} was lost",
                 code="turn.interrupted",
@@ -479,12 +484,16 @@ class SwarmRun:
                 retryable=True,
             )
             ending = Ending("interrupted", None, lost.to_data())
-            if attempt.revivals > MAX_REVIVALS or self._cancel_running:
-                self._finish(attempt, ending if not self._cancel_running else Ending("cancelled", None, None))
-            elif self._spec.on_interrupted == "restart" and attempt.accepted:
+            attempt.host = ""  # its place went with the host
+            if self._cancel_running:
+                self._finish(attempt, Ending("cancelled"))
+            elif attempt.revivals > MAX_REVIVALS or attempt.resends > _RESENDS:
+                self._finish(attempt, ending)
+            elif self._spec.on_interrupted == "restart" and was_running:
                 self._again(attempt, ending)
             else:
                 # Whether its log exists is open until its prompt was accepted: `_refused` tries the other way then.
+                attempt.lost = True
                 attempt.request = replace(
                     attempt.request,
                     agent=replace(attempt.request.agent, header=None, nonce=new_ulid()),

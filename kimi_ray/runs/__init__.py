@@ -10,6 +10,7 @@ from kimi_ray.runs.items import RolloutKey, RunItem, items_hash, keys_of, prepar
 from kimi_ray.runs.items_file import read_items
 from kimi_ray.runs.manifest import build_manifest, seed_of, versions, without_secrets
 from kimi_ray.runs.outcomes import RowError, RowStatus, error_of, status_of, stop_of
+from kimi_ray.runs.plan import Rollout, RunPlan, plan_run
 from kimi_ray.runs.prompts import Prompt, check_prompt, prompt_hash, render_prompt, render_workdir
 from kimi_ray.runs.report import SwarmReport, count_statuses
 from kimi_ray.runs.resume import ResumePlan, check_unchanged, plan_resume
@@ -36,12 +37,14 @@ __all__ = [
     "Prompt",
     "ResultRow",
     "ResumePlan",
+    "Rollout",
     "RolloutKey",
     "RowError",
     "RowModel",
     "RowStatus",
     "RunDirectory",
     "RunItem",
+    "RunPlan",
     "RunSeed",
     "Schedule",
     "Spent",
@@ -59,6 +62,7 @@ __all__ = [
     "items_hash",
     "keys_of",
     "plan_resume",
+    "plan_run",
     "prepare_items",
     "prompt_hash",
     "read_attempts",
