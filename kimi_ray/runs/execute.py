@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import items_hash
 from kimi_ray.runs.manifest import build_manifest
 from kimi_ray.runs.plan import RunPlan
@@ -52,6 +51,20 @@ class RunSink:
             await _whole(self._directory.close)
 
 
+class PricedModel(Protocol):
+    """What a manifest says of a model."""
+
+    @property
+    def name(self) -> str:
+        """The name that the user said."""
+        ...
+
+    @property
+    def settings(self) -> Any:
+        """Its settings; ``price`` is a model or None."""
+        ...
+
+
 class RunningRun(Protocol):
     """A run under way (a ``SwarmHandle``)."""
 
@@ -63,7 +76,7 @@ class RunningRun(Protocol):
 class RunsPlans(Protocol[_Handle_co]):
     """Whoever runs a plan (a ``Session``)."""
 
-    async def start_plan(self, plan: RunPlan, model: ResolvedModel, *, sink: RunSink | None = None) -> _Handle_co:
+    async def start_plan(self, plan: RunPlan, model: Any, *, sink: RunSink | None = None) -> _Handle_co:
         """Begin; the sink is closed when the run is over."""
         ...
 
@@ -74,7 +87,7 @@ async def open_run(
     *,
     arguments: Mapping[str, Any],
     config: Mapping[str, Any],
-    model: ResolvedModel,
+    model: PricedModel,
     cwd: str | os.PathLike[str] = ".",
     items_source: str | None = None,
     selection: Mapping[str, Any] | None = None,
@@ -129,7 +142,7 @@ async def reopen_run(
 
 
 async def execute_run(
-    session: RunsPlans[RunningRun], plan: RunPlan, model: ResolvedModel, sink: RunSink
+    session: RunsPlans[RunningRun], plan: RunPlan, model: Any, sink: RunSink
 ) -> SwarmReport:
     """Run a plan into an open run directory (``open_run``, ``reopen_run``) to its end."""
     return await (await session.start_plan(plan, model, sink=sink)).result()
@@ -149,7 +162,7 @@ async def _manifest(
     plan: RunPlan,
     arguments: Mapping[str, Any],
     config: Mapping[str, Any],
-    model: ResolvedModel,
+    model: PricedModel,
     cwd: str | os.PathLike[str],
     items_source: str | None,
     selection: Mapping[str, Any] | None,
