@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, cast
 
 from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault, error_from_data
 from kimi_ray.hosts.boundary import actor_died, timed_out
@@ -49,6 +49,17 @@ async def call(submit: Callable[[], Any], timeout_s: float, *, target: str, meth
         raise
     except TypeError as error:
         raise _not_picklable(error, target, method) from error
+
+
+def call_at_exit(submit: Callable[[], Any], timeout_s: float, *, target: str, method: str) -> Any:
+    """``call`` without a loop and without threads, for the last word of a program; raises as ``call`` does."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return cast("Any", ray).get(submit(), timeout=timeout_s)
+    except RayError as error:
+        raise translated(error, target, method) from None
 
 
 async def in_thread(executor: Executor, work: Callable[[], Any], timeout_s: float, *, target: str, method: str) -> Any:

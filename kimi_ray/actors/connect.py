@@ -13,9 +13,9 @@ from kimi_ray.actors.calls import call
 from kimi_ray.actors.farewell import Farewell
 from kimi_ray.actors.ray_cluster import SHARE, STORAGE_RESOURCE, RayCluster, RaySpec, config_for_actors
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
 from kimi_ray.hosts.connection import Connection, connect_in_process
-from kimi_ray.hosts.ports import NodeInfo, is_lost, registry_name
+from kimi_ray.hosts.ports import NodeInfo, is_lost, registry_name, store_name
 from kimi_ray.hosts.store_host import store_options
 
 BOOTSTRAP_BOUND_S = 90.0
@@ -76,6 +76,7 @@ async def _join(cluster: RayCluster, connection: Connection) -> None:
     deadline = loop.time() + JOIN_TRIES_BOUND_S
     while True:
         try:
+            await _create(cluster)
             await cluster.start_host("registry", registry_name(cluster.home_id))
             await connection.greet()
             return
@@ -84,6 +85,18 @@ async def _join(cluster: RayCluster, connection: Connection) -> None:
             if not passing or loop.time() >= deadline:
                 raise
         await asyncio.sleep(PAUSE_S)
+
+
+async def _create(cluster: RayCluster) -> None:
+    """For a runtime that is not there, create the stores beside the registry, which would only do so once it runs."""
+    try:
+        await cluster.handle(registry_name(cluster.home_id))
+    except RuntimeFault as error:
+        if error.code != "infra.actor_died":
+            raise
+        await cluster.create("registry", registry_name(cluster.home_id))
+        for shard in range(cluster.spec.config.shards):
+            await cluster.create("store", store_name(cluster.home_id, shard))
 
 
 async def _spec(config: RuntimeConfig, runtime_env: dict[str, Any] | None) -> RaySpec:

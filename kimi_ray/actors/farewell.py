@@ -7,15 +7,15 @@ exit with status 143, unless the program has a handler of its own.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import signal
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from kimi_ray.actors.calls import call_at_exit
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import registry_name
 
@@ -48,22 +48,19 @@ class Farewell:
 
         if not ray.is_initialized():
             return
-        with contextlib.suppress(KimiRayError, TimeoutError):
-            asyncio.run(self._say())
+        name = registry_name(self._spec.home_id)
+        if self._ends_runtime:
+            group, method, args = "default", "shutdown", ()
+        else:
+            group, method, args = "control", "goodbye", (self._lease_id,)
 
-    async def _say(self) -> None:
-        from kimi_ray.actors.ray_cluster import RayCluster
+        def submit() -> Any:
+            handle = cast("Any", ray).get_actor(name, namespace=self._spec.namespace)
+            return getattr(handle, f"call_{group}").remote(method, args)
 
-        cluster = RayCluster(self._spec)
-        registry = cluster.peer(registry_name(self._spec.home_id))
-        try:
-            async with asyncio.timeout(FAREWELL_BOUND_S):
-                if self._ends_runtime:
-                    await registry.call("shutdown", timeout_s=FAREWELL_BOUND_S)
-                else:
-                    await registry.call("goodbye", self._lease_id, timeout_s=FAREWELL_BOUND_S, group="control")
-        finally:
-            cluster.close()
+        # A registry that is gone already (no such name) needs no farewell.
+        with contextlib.suppress(KimiRayError, ValueError):
+            call_at_exit(submit, FAREWELL_BOUND_S, target=name, method=method)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -78,6 +78,17 @@ class RayCluster:
         Raises:
             RuntimeFault: ``infra.unschedulable``, ``infra.timeout``, ``infra.actor_died``; what its start raised.
         """
+        await self.create(kind, name, node_id=node_id)
+        try:
+            told = await self.peer(name).call("ping", timeout_s=START_BOUND_S, group="control")
+        except KimiRayError:
+            if kind in ("agents", "sessions"):
+                await self.stop_host(name)  # nobody else knows of it
+            raise
+        return HostListing(name, kind, told.get("node_id"), told.get("pid"))
+
+    async def create(self, kind: HostKind, name: str, *, node_id: str | None = None) -> None:
+        """Have Ray create a detached actor unless there is one of that name; does not wait for its process."""
         from kimi_ray.actors.shells import ACTORS, PENDING_CALLS
 
         options = self._options(kind, node_id)
@@ -97,13 +108,6 @@ class RayCluster:
             )
 
         self._handles[name] = await self._blocking(create, START_BOUND_S, name, "create")
-        try:
-            told = await self.peer(name).call("ping", timeout_s=START_BOUND_S, group="control")
-        except KimiRayError:
-            if kind in ("agents", "sessions"):
-                await self.stop_host(name)  # nobody else knows of it
-            raise
-        return HostListing(name, kind, told.get("node_id"), told.get("pid"))
 
     async def stop_host(self, name: str) -> None:
         """Kill an actor, for good. Idempotent."""

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
-import logging
-import os
 import queue
 import secrets
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from kimi_ray.actors.calls import AUTH_HINT
+from kimi_ray.actors.ray_environment import (
+    LOG_FORMAT,
+    driver_log_path,
+    inherited,
+    own_token,
+    pushed_messages_logged,
+    quiet_environment,
+    quiet_logger,
+    session_directory,
+)
+from kimi_ray.actors.undertaker import dismiss, start_undertaker, tell_directory
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
 
@@ -34,9 +40,6 @@ START_BOUND_S = 120.0
 JOIN_BOUND_S = 60.0
 KNOCK_BOUND_S = 5.0
 STOP_BOUND_S = 15.0
-
-LOG_NAME = "driver-ray.log"
-LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class _RayThread:
 _lock = threading.Lock()
 _thread: _RayThread | None = None
 _session: RaySession | None = None
-_own_token = False
+_while_ours = contextlib.ExitStack()
 
 
 def open_session(config: RuntimeConfig, runtime_env: dict[str, Any] | None) -> RaySession:
@@ -91,19 +94,22 @@ def open_session(config: RuntimeConfig, runtime_env: dict[str, Any] | None) -> R
     """
     global _session  # noqa: PLW0603  Ray itself is one per process
     with _lock:
-        log_path = _log_path(config)
-        _quiet_environment()
+        log_path = driver_log_path(config)
+        quiet_environment()
         if _ray().is_initialized():
             _check_same_cluster(config.address)
             if _session is not None:
                 _session.users += 1
                 return _session
             return RaySession(False, False, _gcs_address(), None, False)
-        _quiet_logger(log_path)
-        if config.address is None:
-            _session = _start_local(config, runtime_env, log_path)
-        else:
-            _session = _join(config, runtime_env, log_path)
+        quiet_logger(log_path)
+        try:
+            _while_ours.enter_context(pushed_messages_logged())
+            start = _start_local if config.address is None else _join
+            _session = start(config, runtime_env, log_path)
+        except BaseException:
+            _while_ours.close()
+            raise
         return _session
 
 
@@ -124,21 +130,10 @@ def close_session(session: RaySession) -> None:
 
 
 def _shutdown() -> None:
-    global _own_token  # noqa: PLW0603  the environment is one per process
     future = _ray_thread().submit(lambda: _ray().shutdown())
     with contextlib.suppress(TimeoutError):
         future.result(STOP_BOUND_S)
-    if _own_token:
-        _own_token = False
-        os.environ.pop("RAY_AUTH_TOKEN", None)
-        os.environ.pop("RAY_AUTH_MODE", None)
-        _forget_token()
-
-
-def _forget_token() -> None:
-    raylet = importlib.import_module("ray._raylet")
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    _while_ours.close()
 
 
 def _at_exit() -> None:
@@ -151,8 +146,13 @@ atexit.register(_at_exit)
 
 
 def _start_local(config: RuntimeConfig, runtime_env: dict[str, Any] | None, log_path: str) -> RaySession:
+    mark = secrets.token_hex(16)
+    _while_ours.enter_context(own_token())
+    undertaker = start_undertaker(mark)
+    _while_ours.callback(dismiss, undertaker)
+
     def start() -> str:
-        with _local_environment():
+        with inherited(mark):
             _ray().init(
                 address="local",
                 namespace=config.namespace,
@@ -162,6 +162,7 @@ def _start_local(config: RuntimeConfig, runtime_env: dict[str, Any] | None, log_
                 log_to_driver=False,
                 runtime_env=runtime_env,
             )
+        tell_directory(undertaker, session_directory())
         return _gcs_address()
 
     address = _bounded(start, START_BOUND_S, "a local Ray", "runtime.start_failed", log_path)
@@ -284,57 +285,3 @@ def _ray_thread() -> _RayThread:
     if _thread is None:
         _thread = _RayThread()
     return _thread
-
-
-def _quiet_environment() -> None:
-    """What must be in the environment before Ray is imported; what the user set stays."""
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    os.environ.setdefault("RAY_USE_UVLOOP", "0")
-
-
-def _quiet_logger(log_path: str) -> None:
-    """Ray's lines go to a file: nothing of it on stdout or stderr."""
-    logger = logging.getLogger("ray")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    handler = logging.FileHandler(log_path, delay=True)
-    logger.addHandler(handler)
-    logger.propagate = False
-
-
-def _log_path(config: RuntimeConfig) -> str:
-    """``<home>/logs/driver-ray.log``; a home that is not here (it may be on another node) is not created for it."""
-    home = Path(config.home)
-    local = config.address is None or home.is_dir()
-    logs = home / "logs" if local else Path(tempfile.gettempdir()) / f"kimi_ray-{os.getuid()}" / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return os.devnull  # the store tells what is wrong with the home
-    return str(logs / LOG_NAME)
-
-
-@contextlib.contextmanager
-def _local_environment() -> Generator[None]:
-    """The environment that a local Ray's processes inherit: a token of its own, and where kimi_ray is imported from.
-
-    The token stays in this process's environment, where Ray's client reads it, as long as that Ray runs; PYTHONPATH is
-    put back.
-    """
-    global _own_token  # noqa: PLW0603  the environment is one per process
-    _own_token = not any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if _own_token:
-        # Ray turns the token mode on by itself; its client may have looked for a token before.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        _forget_token()
-    before = os.environ.get("PYTHONPATH")
-    root = str(Path(__file__).resolve().parents[2])
-    parts = [root, *(os.path.abspath(part) for part in (before or "").split(os.pathsep) if part)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(parts))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import ray as typed_ray
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.hosts.boundary import Answer, Core, answer, unexpected
+from kimi_ray.hosts.boundary import Answer, Core, answer, unexpected, with_calls
 from kimi_ray.hosts.local_cluster import build_core
-from kimi_ray.hosts.ports import HostKind
+from kimi_ray.hosts.ports import Cluster, HostKind
 
 if TYPE_CHECKING:
     from kimi_ray.actors.ray_cluster import RaySpec
@@ -50,6 +50,7 @@ class _Shell:
         self._loop = asyncio.get_running_loop()
         self._core: Core | None = None
         self._starting: asyncio.Lock | None = None
+        self._calls = 0
 
     def __repr__(self) -> str:
         return self._name
@@ -73,12 +74,18 @@ class _Shell:
         """A short call that must get through."""
         return await self._call(method, args)
 
+    async def nothing(self) -> None:
+        """An empty call, the floor that benches compare with."""
+
     @ray.method(concurrency_group="control")
     async def tail_log(self, max_bytes: int) -> dict[str, str]:
         """The ends of this process's own log files, by file name."""
         from kimi_ray.actors.worker_logs import tail_own_logs
 
         return await asyncio.to_thread(tail_own_logs, max_bytes)
+
+    def _build(self, cluster: Cluster) -> Core:
+        return build_core(self._kind, self._name, cluster, self._spec.config)
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Answer:
         if asyncio.get_running_loop() is self._loop:
@@ -87,6 +94,7 @@ class _Shell:
         return await asyncio.wrap_future(hop)
 
     async def _answer(self, method: str, args: tuple[Any, ...]) -> Answer:
+        self._calls += 1
         core = self._core
         if core is None:
             try:
@@ -95,7 +103,7 @@ class _Shell:
                 return ("err", error.to_data())
             except Exception as error:  # noqa: BLE001  recorded as data, nothing is lost
                 return ("err", unexpected(error, f"starting {self._name}").to_data())
-        return await answer(core, method, args)
+        return with_calls(await answer(core, method, args), method, self._calls)
 
     async def _started(self) -> Core:
         """The core, started by whoever calls first; a start that failed is tried again by the next call."""
@@ -105,7 +113,7 @@ class _Shell:
             if self._core is None:
                 from kimi_ray.actors.ray_cluster import RayCluster
 
-                core = build_core(self._kind, self._name, RayCluster(self._spec), self._spec.config)
+                core = self._build(RayCluster(self._spec))
                 await core.start()
                 self._core = core
             return self._core

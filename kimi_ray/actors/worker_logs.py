@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import ray
+from kimi_ray.actors.ray_environment import session_directory
 
 
 def tail_own_logs(max_bytes: int) -> dict[str, str]:
     """The last ``max_bytes`` of each log file of this process, by file name (``worker-*-<pid>.out`` and the like)."""
-    directory = Path(ray._private.worker._global_node.get_logs_dir_path())  # pyright: ignore
+    directory = Path(session_directory(), "logs")
     found: dict[str, str] = {}
     for path in sorted(directory.glob(f"*{os.getpid()}.*")):
         with path.open("rb") as file:
