@@ -19,8 +19,9 @@ _PLACEHOLDERS = {"image": "[image]", "audio": "[audio]", "video": "[video]"}
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _BEARER = re.compile(r"(?i)(authorization\s*:\s*bearer\s+)\S+")
+# Bounded gaps: a long run of word characters must not be looked through once for each of them.
 _NAMED = re.compile(
-    r"(?i)([A-Za-z0-9_-]*(?:api[_-]?key|token|secret|password)[A-Za-z0-9_-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"
+    r"(?i)((?:api[_-]?key|token|secret|password)[A-Za-z0-9_-]{0,40}[\"']?\s{0,5}[=:]\s{0,5}[\"']?)[^\s\"',;]+"
 )
 _SK = re.compile(r"\bsk-[A-Za-z0-9_-]{12,}")
 _LONG = re.compile(r"(?<![A-Za-z0-9_/+=.-])[A-Za-z0-9_+=-]{40,}(?![A-Za-z0-9_/+=.-])")

@@ -1,0 +1,202 @@
+"""The session's document: its queue, its order of changes, its fields."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kimi_ray.errors import SessionError, StoreError
+from kimi_ray.session import Activity, AgentEntry, SessionDocument, loaded_document, new_document
+from kimi_ray.session.document_value import LISTED_AGENTS
+
+
+class Disk:
+    """Compare-and-set, with a gate and failures to come."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.values: list[dict[str, Any]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures: list[StoreError] = []
+
+    async def write(self, value: dict[str, Any], revision: int) -> int:
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        assert revision == self.revision
+        self.revision += 1
+        self.values.append(value)
+        return self.revision
+
+
+def made(disk: Disk, *, spacing_s: float = 0.01, now: list[int] | None = None, **fields: Any) -> SessionDocument:
+    clock = now or [1000]
+    value = new_document("s", workspace_id="w", cwd="/work", now=clock[0], **fields)
+    return SessionDocument(value, disk.revision, disk.write, clock=lambda: clock[0], spacing_s=spacing_s)
+
+
+async def test_the_first_flush_writes_a_new_document_and_the_next_writes_nothing() -> None:
+    disk = Disk()
+    document = made(disk, title="T")
+    await document.flush()
+    await document.flush()
+    assert len(disk.values) == 1 and document.revision == 1
+    assert disk.values[0] == {
+        "id": "s",
+        "version": 1,
+        "created_at": 1000,
+        "updated_at": 1000,
+        "archived": False,
+        "workspace_id": "w",
+        "agents": {},
+        "agent_count": 0,
+        "custom": {},
+        "tags": {},
+        "title": "T",
+        "title_kind": "custom",
+        "cwd": "/work",
+    }
+
+
+async def test_an_update_is_on_disk_when_it_returns_and_listeners_hear_after() -> None:
+    disk = Disk()
+    document = made(disk)
+    order: list[str] = []
+    document.observe(lambda value: order.append(f"told {len(disk.values)}"))
+    value = await document.update({"metadata": {"a": 1}, "tags": {"k": "v"}, "title": "Mine"})
+    assert order == ["told 1"]
+    assert value["custom"] == {"a": 1} and disk.values[-1]["title_kind"] == "custom"
+
+
+async def test_changes_during_a_write_share_the_next_one() -> None:
+    disk = Disk()
+    document = made(disk)
+    disk.gate.clear()
+    updates = [asyncio.create_task(document.update({"tags": {f"t{n}": "x"}})) for n in range(20)]
+    await asyncio.sleep(0)
+    disk.gate.set()
+    await asyncio.gather(*updates)
+    assert len(disk.values) <= 2
+    assert len(disk.values[-1]["tags"]) == 20
+
+
+async def test_a_failed_write_raises_and_the_next_carries_it() -> None:
+    disk = Disk()
+    document = made(disk)
+    disk.failures = [StoreError("full", code="store.no_space")]
+    with pytest.raises(StoreError):
+        await document.update({"tags": {"a": "1"}})
+    await document.update({"tags": {"b": "2"}})
+    assert disk.values[-1]["tags"] == {"a": "1", "b": "2"}
+
+
+async def test_a_caller_that_gives_up_does_not_cut_the_write_in_two() -> None:
+    disk = Disk()
+    document = made(disk)
+    disk.gate.clear()
+    update = asyncio.create_task(document.update({"tags": {"a": "1"}}))
+    await asyncio.sleep(0.01)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    disk.gate.set()
+    await document.update({"tags": {"b": "2"}})
+    assert document.revision == disk.revision == len(disk.values)
+
+
+async def test_what_the_log_has_is_written_soon_and_not_for_each() -> None:
+    disk = Disk()
+    document = made(disk, spacing_s=0.05)
+    await document.flush()
+    for number in range(200):
+        document.register([AgentEntry(f"agent-{number}", labels={"item": str(number)})])
+        if number % 20 == 0:
+            await asyncio.sleep(0.001)
+    async with asyncio.timeout(5):
+        while len(disk.values[-1]["agents"]) < 200:
+            await asyncio.sleep(0.01)
+    assert len(disk.values) <= 4
+    assert disk.values[-1]["updated_at"] == 1000
+
+
+async def test_agents_beyond_what_is_listed_are_counted() -> None:
+    disk = Disk()
+    document = made(disk)
+    document.register([AgentEntry(f"agent-{n}") for n in range(LISTED_AGENTS + 500)])
+    document.register([AgentEntry("agent-3")])
+    await document.close()
+    assert len(disk.values[-1]["agents"]) == LISTED_AGENTS
+    assert disk.values[-1]["agent_count"] == LISTED_AGENTS + 500
+
+
+async def test_activity_gives_title_and_prompt_once_and_old_news_is_no_news() -> None:
+    now = [1000]
+    disk = Disk()
+    document = made(disk, now=now)
+    document.note(Activity("s", 2000, last_prompt="first " * 100))
+    document.note(Activity("s", 3000, last_prompt="second", last_turn_reason="failed"))
+    document.note(Activity("s", 2500, last_prompt="late"))
+    value = document.snapshot()
+    assert value["title"] == ("first " * 100)[:200].strip() and value["title_kind"] == "replaceable"
+    assert value["last_prompt"] == "second" and value["last_turn_reason"] == "failed" and value["updated_at"] == 3000
+    await document.close()
+    named = made(Disk(), title="Mine")
+    named.note(Activity("s", 2000, last_prompt="other"))
+    assert named.snapshot()["title"] == "Mine"
+    await named.close()
+
+
+async def test_close_writes_what_is_left_and_drops_what_comes_after() -> None:
+    disk = Disk()
+    document = made(disk, spacing_s=60.0)
+    await document.flush()
+    document.register([AgentEntry("agent-1")])
+    await asyncio.wait_for(document.close(), 5)
+    assert "agent-1" in disk.values[-1]["agents"]
+    document.register([AgentEntry("agent-2")])
+    document.note(Activity("s", 9000, last_prompt="x"))
+    await document.close()
+    assert len(disk.values) == 2
+    with pytest.raises(SessionError) as caught:
+        await document.update({"title": "x"})
+    assert caught.value.code == "session.closed"
+
+
+@pytest.mark.parametrize(
+    ("patch", "code"),
+    [
+        ({"agents": {}}, "session.bad_update"),
+        ({"metadata": {"x": float("nan")}}, "session.bad_metadata"),
+        ({"metadata": {"x": object()}}, "session.bad_metadata"),
+        ({"tags": {"x": 1}}, "session.bad_metadata"),
+    ],
+)
+async def test_bad_changes_change_nothing(patch: dict[str, Any], code: str) -> None:
+    disk = Disk()
+    document = made(disk)
+    before = document.snapshot()
+    with pytest.raises(SessionError) as caught:
+        await document.update(patch)
+    assert caught.value.code == code and document.snapshot() == before
+
+
+async def test_archive_keeps_updated_at_and_metadata_touches_it() -> None:
+    now = [1000]
+    document = made(Disk(), now=now)
+    now[0] = 5000
+    value = await document.update({"archived": True, "title": "T"})
+    assert value["archived"] is True and value["archived_at"] == 5000 and value["updated_at"] == 1000
+    value = await document.update({"archived": False})
+    assert "archived_at" not in value
+    assert (await document.update({"metadata": {"a": 1}}))["updated_at"] == 5000
+
+
+def test_a_stored_document_is_completed_and_a_newer_one_refused() -> None:
+    value = loaded_document("s", {"id": "other", "agents": None, "created_at": 1, "updated_at": 2, "strange": [1]})
+    assert value["id"] == "s" and value["agents"] == {} and value["archived"] is False and value["strange"] == [1]
+    with pytest.raises(SessionError) as caught:
+        loaded_document("s", {"version": 2})
+    assert caught.value.code == "session.version_unsupported"

@@ -1,0 +1,37 @@
+"""The public names, pinned: taking one away or adding one is a decision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import kimi_ray
+
+PUBLIC = """
+Agent AgentError AgentEvent ConfigError Item KimiRayError Limits LogError Profile PromptHandle PromptResult
+ProviderError ResultRow RunError Runtime RuntimeConfig RuntimeFault Sampling Session SessionError SessionEvent
+SessionSummary StoreError Stream SwarmHandle SwarmProgress SwarmReport ToolContext ToolError ToolOutput Usage Workdir
+Workspace __version__ open_store run_sync tool
+""".split()
+
+
+def test_the_public_names_are_these_and_all_of_them_are_there() -> None:
+    assert sorted(kimi_ray.__all__) == sorted(PUBLIC)
+    assert dir(kimi_ray) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(kimi_ray, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(kimi_ray, "nothing_of_the_kind")
+
+
+def test_importing_the_package_and_the_runtime_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, kimi_ray\n"
+        "assert not [m for m in sys.modules if m.startswith('kimi_ray.')], 'the package loads nothing'\n"
+        "kimi_ray.Runtime\n"
+        "heavy = [m for m in ('ray', 'openai', 'pyarrow', 'rich', 'typer') if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
