@@ -1,0 +1,110 @@
+"""The app: its commands by name, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from kimi_ray.cli import exits
+from kimi_ray.cli.bench import bench
+from kimi_ray.cli.demo import demo
+from kimi_ray.cli.doctor import doctor
+from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
+from kimi_ray.cli.run import run
+from kimi_ray.cli.runtime_commands import down, logs, status
+from kimi_ray.cli.sessions import sessions
+from kimi_ray.cli.swarm import swarm
+from kimi_ray.errors import ConfigError, KimiRayError, as_error
+
+app = typer.Typer(
+    name="kimi-ray",
+    help="Swarms of LLM agents on Ray, with every agent's every event kept.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(run)
+app.command()(swarm)
+app.add_typer(sessions, name="sessions")
+app.add_typer(bench, name="bench")
+app.command()(doctor)
+app.command()(status)
+app.command()(down)
+app.command()(logs)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from kimi_ray.version import __version__
+
+        say(f"kimi-ray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and give its exit code; nothing is raised and the process goes on.
+
+    Every error is printed here: on stderr, or with ``--json`` as ``{"error": {...}}`` on stdout.
+    """
+    as_json = "--json" in arguments
+    try:
+        code: Any = get_command(app).main(args=list(arguments), prog_name="kimi-ray", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else exits.DONE
+    except KimiRayError as error:
+        print_error(error, as_json=as_json)
+        return exits.exit_code(error)
+    except _USAGE_ERROR as error:
+        return _bad_usage(error, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        if as_json:
+            print_json({"error": {"code": "interrupted", "message": "interrupted"}})
+        else:
+            tell("interrupted")
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        silence_stdout()
+        return exits.DONE
+    except Exception as error:  # noqa: BLE001  the outermost place: told with its traceback and an exit code
+        traceback.print_exc()
+        print_error(as_error(error), as_json=as_json)
+        return exits.FAILED
+
+
+def _bad_usage(error: Any, *, as_json: bool) -> int:
+    """A command line that cannot be read. Without any arguments the help is shown instead."""
+    text = str(error.format_message())
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        tell(text)
+        return exits.USAGE
+    path = context.command_path if context is not None else "kimi-ray"
+    hint = f"{path} --help shows how it is used"
+    print_error(ConfigError(text, code="request.bad_usage", hint=hint), as_json=as_json)
+    return exits.USAGE
+
+
+_USAGE_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""The root of Typer's own errors; its module is not public."""

@@ -1,0 +1,156 @@
+"""One line about an event, for people. Everything in it is made safe for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from kimi_ray.cli.printing import one_line, safe
+from kimi_ray.events import SessionEvent
+
+_TYPE_COLUMNS = 18
+
+
+def event_line(event: SessionEvent, width: int | None = 160) -> str:
+    """``seq  time  type  what``, on one line of at most ``width`` columns; None does not cut."""
+    at = datetime.fromtimestamp(event.time / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    start = f"{event.seq:>6}  {at}  {event.type:<{_TYPE_COLUMNS}}  "
+    return start + one_line(_about(event), None if width is None else max(20, width - len(start)))
+
+
+def event_text(event: SessionEvent) -> str:
+    """The line, and below it the whole text of a message or a tool result, indented."""
+    text = _full_text(event)
+    if not text.strip():
+        return event_line(event, None)
+    shown = "\n".join(f"        {line}" for line in safe(text).splitlines())
+    return f"{event_line(event, 60)}\n{shown}"
+
+
+def blocks_text(content: Any) -> str:
+    """The text of a message's content: text blocks, calls by name, results, other media by kind."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        return _blob(content)
+    parts: list[str] = []
+    for block in content:  # pyright: ignore[reportUnknownVariableType]
+        parts.append(_block(block))
+    return "\n".join(part for part in parts if part)
+
+
+def _block(block: Any) -> str:
+    if not isinstance(block, dict):
+        return str(block)
+    data: dict[str, Any] = block
+    kind = data.get("type")
+    if kind == "text":
+        return str(data.get("text", ""))
+    if kind == "tool-call":
+        return f"{data.get('name')}({data.get('arguments')})"
+    if kind == "tool-result":
+        return blocks_text(data.get("content"))
+    if kind in ("reasoning", "thinking"):
+        return f"({kind}) {data.get('text', '')}"
+    return f"[{kind}]"
+
+
+def _blob(value: Any) -> str:
+    if isinstance(value, dict) and "$blob" in value:
+        data: dict[str, Any] = value
+        return f"[{data.get('bytes')} bytes in {data['$blob']}]"
+    return str(value)
+
+
+def _full_text(event: SessionEvent) -> str:
+    data = event.data
+    if event.type == "user/message" or event.type == "prompt/submitted":
+        return blocks_text(data["content"])
+    if event.type in ("assistant/message", "tool/result"):
+        return blocks_text(data["message"]["content"])
+    return ""
+
+
+def _about(event: SessionEvent) -> str:
+    describe = _DESCRIBE.get(event.type)
+    return describe(event.data) if describe is not None else _pairs(event.data)
+
+
+def _pairs(data: Any) -> str:
+    return " ".join(f"{key}={_short(value)}" for key, value in data.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        table: dict[str, Any] = value
+        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in list(table.items())[:4]) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
+    return str(value)
+
+
+def _reason(reason: Any) -> str:
+    kind = str(reason["kind"])
+    if kind == "limit":
+        return f"limit {reason.get('name')} of {reason.get('value')} ({reason.get('used')} used)"
+    error = reason.get("error")
+    return f"{kind}: {_error(error)}" if error else kind
+
+
+def _error(error: Any) -> str:
+    return f"{error.get('code')} {error.get('message')}"
+
+
+def _tokens(usage: Any) -> str:
+    if not usage:
+        return "no usage"
+    told = f"{usage.get('input', 0) + usage.get('cached', 0)} in, {usage.get('output', 0)} out"
+    return f"about {told}" if usage.get("estimated") else told
+
+
+def _response(data: Any) -> str:
+    if data.get("error"):
+        return f"attempt {data['attempt']} failed: {_error(data['error'])}"
+    timing = data["timing"]
+    took = timing.get("total_ms", timing.get("model_ms"))
+    return (
+        f"{data.get('served_model') or 'model'}: {_tokens(data.get('usage'))}"
+        + (f", {took} ms" if took is not None else "")
+        + f", {data.get('finish_reason') or 'no finish reason'}"
+    )
+
+
+def _result(data: Any) -> str:
+    blocks = data["message"]["content"]
+    failed = any(isinstance(block, dict) and block.get("is_error") for block in blocks)
+    code = data.get("exit_code")
+    return ("failed: " if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
+
+
+_DESCRIBE: dict[str, Callable[[Any], str]] = {
+    "turn/start": lambda d: f"turn {d['turn']}" + (" (continued)" if d.get("continuation") else ""),
+    "turn/end": lambda d: f"turn {d['turn']} {_reason(d['reason'])}",
+    "step/start": lambda d: f"step {d['turn']}.{d['step']}",
+    "step/end": lambda d: (
+        f"step {d['turn']}.{d['step']}: model {d.get('model_ms', 0)} ms, tools {d.get('tools_ms', 0)} ms, "
+        f"store {d.get('store_ms', 0)} ms"
+    ),
+    "user/message": lambda d: blocks_text(d["content"]),
+    "prompt/submitted": lambda d: blocks_text(d["content"]),
+    "assistant/message": lambda d: blocks_text(d["message"]["content"]),
+    "tool/call": lambda d: f"{d['name']}({d['arguments']})",
+    "tool/result": _result,
+    "assistant/chunk": lambda d: str(d["chunk"].get("text") or d["chunk"].get("delta") or _pairs(d["chunk"])),
+    "prompt/completed": lambda d: f"{d['state']}" + (f": {_error(d['error'])}" if d.get("error") else ""),
+    "llm/retry": lambda d: (
+        f"attempt {d['attempt']} of {d['max_attempts']} failed, next in {d['delay_ms']} ms: {_error(d['error'])}"
+    ),
+    "llm/response": _response,
+    "request/header": lambda d: (
+        f"{d['reason']}: model {d['header'].get('model')}, {len(d['header'].get('tools') or ())} tools"
+    ),
+    "profile/bind": lambda d: f"profile {d['profile'].get('name')}, model {d.get('model')}",
+    "subagent/failed": lambda d: f"{d['agent_id']}: {_error(d['error'])}",
+    "swarm/end": lambda d: f"{d['run_id']}: " + ", ".join(f"{n} {s}" for s, n in d["counts"].items()),
+}

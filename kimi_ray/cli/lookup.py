@@ -1,0 +1,174 @@
+"""From what a person types to a session or a log: unique suffixes, ``@last``, ``RUN:ITEM[#REPEAT]``. Reads only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.errors import ConfigError, SessionError
+from kimi_ray.store.seam import Stream
+
+if TYPE_CHECKING:
+    from kimi_ray.store.open import ReadStore
+
+LAST = "@last"
+MAIN = "main"
+_MANIFEST = "run.json"
+_REPEAT = re.compile(r"\A(?P<item>.+)#(?P<repeat>\d+)\Z", re.DOTALL)
+
+
+def open_home(home: str | None) -> ReadStore:
+    """The store of a home, for reading.
+
+    Raises:
+        StoreError: ``store.not_found`` when nothing has been run there yet.
+    """
+    from kimi_ray.config import load_config
+    from kimi_ray.store.open import open_store
+
+    config = load_config(home)
+    return open_store(config.home, network_home=config.network_home)
+
+
+async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> Stream:
+    """The log that a person means.
+
+    Args:
+        store: The home.
+        text: A session (``@last``, an id, the end of one), a session and an agent (``SESSION/agent-3``), or a rollout
+            (``RUN:ITEM[#REPEAT]``, RUN a run directory or the end of a run id).
+        agent: An agent of that session; None is main, or the rollout's.
+
+    Raises:
+        SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``, ``request.unknown_id``.
+    """
+    if ":" in text:
+        stream = await _find_rollout(store, text)
+        return stream if agent is None else Stream(stream.session_id, agent)
+    session, _, named = text.partition("/")
+    session_id = await find_session(store, session)
+    wanted = agent or named or MAIN
+    agents = [log.stream.agent_id for log in await store.list(session_id)]
+    if wanted in agents:
+        return Stream(session_id, wanted)
+    if wanted.isdigit() and f"agent-{wanted}" in agents:
+        return Stream(session_id, f"agent-{wanted}")
+    shown = ", ".join(sorted(agents, key=agent_order)[:8]) or "none"
+    raise ConfigError(
+        f"the session {session_id} has no agent {wanted!r}",
+        code="request.unknown_id",
+        hint=f"its agents are {shown}{' ...' if len(agents) > 8 else ''}",
+        details={"session_id": session_id, "agent_id": wanted},
+    )
+
+
+async def find_session(store: ReadStore, text: str) -> str:
+    """The id of the session that a person means: ``@last``, an id, or the end of exactly one.
+
+    Raises:
+        SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``.
+    """
+    documents = await store.list_documents()
+    if text == LAST:
+        if not documents:
+            raise _no_session(text)
+        return max(documents, key=lambda one: (one.value.get("updated_at") or 0, one.session_id)).session_id
+    found = _by_suffix([document.session_id for document in documents], text, "session")
+    if found is not None:
+        return found
+    if text.startswith("session_") and await store.list(text):
+        return text  # its document was not written yet
+    raise _no_session(text)
+
+
+def agent_order(agent_id: str) -> tuple[int, str]:
+    """Sorts main first, then agents by number."""
+    digits = agent_id.rpartition("-")[2]
+    return (-1, "") if agent_id == MAIN else (int(digits) if digits.isdigit() else 1 << 60, agent_id)
+
+
+async def _find_rollout(store: ReadStore, text: str) -> Stream:
+    for at in (at for at, char in enumerate(text) if char == ":"):
+        directory = Path(text[:at]).expanduser()
+        if text[:at] and (directory / _MANIFEST).is_file():
+            return await _in_directory(store, directory, text[at + 1 :])
+    run, _, item = text.partition(":")
+    return await _in_headers(store, run, item)
+
+
+async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
+    from kimi_ray.runs.run_directory import read_manifest, read_rows
+
+    run_id = str(read_manifest(directory)["run_id"])
+    rows = {(row.item_id, row.repeat): row for row in read_rows(directory)}
+    key = _chosen(rows, item)
+    if key is not None and rows[key].session_id and rows[key].agent_id:
+        return Stream(str(rows[key].session_id), str(rows[key].agent_id))
+    return await _in_headers(store, run_id, item)
+
+
+async def _in_headers(store: ReadStore, run: str, item: str) -> Stream:
+    """A rollout by the headers of the logs; of several attempts the last."""
+    logs = [(log.stream, log.header) for log in await store.list() if log.header and log.header.get("run_id")]
+    runs = {str(header["run_id"]) for _, header in logs}
+    run_id = _by_suffix(sorted(runs), run, "run")
+    attempts: dict[tuple[str, int], list[tuple[int, Stream]]] = {}
+    for stream, header in logs:
+        if header["run_id"] == run_id and header.get("item_id") is not None:
+            key = (str(header["item_id"]), int(header.get("repeat") or 0))
+            attempts.setdefault(key, []).append((int(header.get("attempt") or 1), stream))
+    chosen = _chosen(attempts, item) if run_id is not None else None
+    if chosen is None:
+        raise ConfigError(
+            f"no log is of the rollout {run}:{item}" if run_id is not None else f"no log is of a run {run!r}",
+            code="request.unknown_id",
+            hint="write RUN:ITEM or RUN:ITEM#REPEAT; RUN is a run directory or a run id, ITEM an item_id of its rows",
+            details={"run": run, "item": item},
+        )
+    return max(attempts[chosen])[1]
+
+
+def _chosen(keys: Iterable[tuple[str, int]], text: str) -> tuple[str, int] | None:
+    """The rollout that a text names: the item's id as it is, or with ``#REPEAT``; a unique end of the id will do."""
+    known = sorted(keys)
+    readings: list[tuple[str, int | None]] = [(text, None)]
+    numbered = _REPEAT.match(text)
+    if numbered:
+        readings.append((numbered["item"], int(numbered["repeat"])))
+    for item, repeat in readings:
+        item_id = _by_suffix(sorted({known_id for known_id, _ in known}), item, "item")
+        if item_id is not None and (item_id, repeat or 0) in known:
+            return item_id, repeat or 0
+    return None
+
+
+def _by_suffix(ids: Sequence[str], text: str, what: str) -> str | None:
+    if text in ids:
+        return text
+    found = [one for one in ids if text and one.lower().endswith(text.lower())]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{len(found)} {what} ids end in {text!r}",
+            code="request.ambiguous_id",
+            hint=f"give more of it: {', '.join(found[:3])}",
+            details={"matches": found[:20]},
+        )
+    return found[0] if found else None
+
+
+def _no_session(text: str) -> SessionError:
+    what = "there is no session yet" if text == LAST else f"there is no session {text!r}"
+    return SessionError(
+        what, code="session.not_found", hint="kimi-ray sessions list shows those of this home", details={"id": text}
+    )
+
+
+def run_of(value: dict[str, Any]) -> str | None:
+    """The run that a session's document names, or None."""
+    for place in ("custom", "tags"):
+        table = value.get(place)
+        if isinstance(table, dict) and table.get("run_id"):
+            return str(table["run_id"])
+    return None

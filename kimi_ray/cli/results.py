@@ -1,0 +1,81 @@
+"""What a swarm brought, after its end: a table for people, a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.cli.printing import one_line, say, table, terminal_width
+
+if TYPE_CHECKING:
+    from kimi_ray.runs import ResultRow, SwarmReport
+
+ROWS_SHOWN = 30
+_TEXT_COLUMNS = 100
+
+
+def report_data(report: SwarmReport, *, home: str, interrupted: bool, kept: int) -> dict[str, Any]:
+    """The final document of ``swarm --json``; the rows are in ``<run_dir>/results.jsonl``."""
+    return {
+        "run_id": report.run_id,
+        "session_id": report.session_id,
+        "run_dir": report.run_dir,
+        "home": home,
+        "ok": report.ok,
+        "interrupted": interrupted,
+        "rollouts": len(report.rows),
+        "kept": kept,
+        "totals": report.totals,
+        "usage": report.usage.model_dump(mode="json"),
+        "cost_usd": report.cost_usd,
+        "wall_s": report.wall_s,
+    }
+
+
+def print_rows(rows: tuple[ResultRow, ...], *, shown: int = ROWS_SHOWN) -> None:
+    """The rows, those that did not complete first when not all are shown."""
+    chosen = rows if len(rows) <= shown else sorted(rows, key=lambda row: row.status == "completed")[:shown]
+    repeated = any(row.repeat for row in rows)
+    cells = [
+        [
+            one_line(_name(row), 32) + (f"#{row.repeat}" if repeated else ""),
+            row.status if row.status != "limit" else row.stop,
+            str(row.steps),
+            str(row.tool_calls),
+            str(row.usage.total),
+            f"{row.timing.wall_ms / 1000:.2f}",
+            one_line(_said(row), _TEXT_COLUMNS),
+        ]
+        for row in chosen
+    ]
+    head = ["item", "status", "steps", "tools", "tokens", "s", "answer"]
+    say(table(head, cells, width=terminal_width(sys.stdout), right="..rrrr"))
+    if len(rows) > len(chosen):
+        say(f"... and {len(rows) - len(chosen)} more rows")
+
+
+def print_summary(report: SwarmReport) -> None:
+    """One line of counts, tokens, time and cost."""
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.totals.items() if count)
+    usage = report.usage
+    parts = [
+        f"{len(report.rows)} rollouts: {counts}",
+        f"{usage.total} tokens ({usage.output} of them output{', estimated' if usage.estimated else ''})",
+        f"{report.wall_s:.1f} s",
+    ]
+    if report.cost_usd is not None:
+        parts.append(f"${report.cost_usd:.4f}")
+    say("; ".join(parts))
+
+
+def _name(row: ResultRow) -> str:
+    """The item itself if it is short text (a person knows it by that), else its id."""
+    if isinstance(row.item, str) and len(row.item) <= 80 and "\n" not in row.item:
+        return row.item if len(row.item) <= 32 else "…" + row.item[-31:]
+    return row.item_id
+
+
+def _said(row: ResultRow) -> str:
+    if row.error is not None:
+        return f"{row.error.code}: {row.error.message}"
+    return row.text or ""

@@ -1,0 +1,254 @@
+"""``run``: one prompt, one agent, in this process (or on Ray with --address)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kimi_ray.cli import exits
+from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
+from kimi_ray.cli.printing import one_line, print_json, safe, tell
+from kimi_ray.cli.settings_of import IN_PROCESS
+
+if TYPE_CHECKING:
+    from kimi_ray.agent.specs import PromptResult
+    from kimi_ray.events import SessionEvent
+    from kimi_ray.session_handle import Session
+
+PROFILE = "agent"
+_LAST_EVENTS_S = 5.0
+_TOOL_COLUMNS = 120
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT|@FILE", help="What the agent is to do.")],
+    model: Model = None,
+    base_url: BaseUrl = None,
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare.")
+    ] = PROFILE,
+    system_prompt: Annotated[
+        str | None, typer.Option("--system-prompt", metavar="TEXT|@FILE", help="In place of the profile's.")
+    ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tools", metavar="NAMES", help="Read,Grep,package.module:function ...; none. [the profile's]"),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X")] = None,
+    max_output_tokens: Annotated[
+        int | None, typer.Option("--max-output-tokens", metavar="N", help="Of each model request.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Sent to the model.")] = None,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Model requests.")] = None,
+    max_tool_calls: Annotated[int | None, typer.Option("--max-tool-calls", metavar="N")] = None,
+    max_total_tokens: Annotated[int | None, typer.Option("--max-total-tokens", metavar="N")] = None,
+    max_cost_usd: Annotated[float | None, typer.Option("--max-cost-usd", metavar="X")] = None,
+    time_s: Annotated[float | None, typer.Option("--time-s", metavar="S", help="Wall seconds.")] = None,
+    workdir: Annotated[
+        str | None,
+        typer.Option("--workdir", metavar="SPEC", help="none, shared[:DIR], copy[:DIR]. [the current directory]"),
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="Go on with this session (@last, an id or its end).")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The session's title.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="On the session.")] = None,
+    json: Json = False,
+    home: Home = None,
+    address: Address = None,
+    namespace: Namespace = None,
+) -> None:
+    """Give one agent one prompt. Its answer goes to stdout, what it does to stderr.
+
+    Runs in this process unless --address names a cluster (or `local` starts a local Ray). With --json: {"session_id",
+    "state", "stop", "text", "turn", "steps", "tool_calls", "usage", "error", "home", "log"}.
+    """
+    from kimi_ray.cli.swarm_arguments import split_names
+    from kimi_ray.cli.swarm_plan import text_or_file
+
+    names = split_names(tools)
+    said: dict[str, Any] = {
+        "prompt": text_or_file(prompt),
+        "model": model,
+        "base_url": base_url,
+        "profile": profile,
+        "system_prompt": text_or_file(system_prompt),
+        "tools": names,
+        "sampling": {"temperature": temperature, "max_output_tokens": max_output_tokens, "seed": seed},
+        "limits": {
+            "max_steps": max_steps,
+            "max_tool_calls": max_tool_calls,
+            "max_total_tokens": max_total_tokens,
+            "max_cost_usd": max_cost_usd,
+            "time_s": time_s,
+        },
+        "workdir": workdir,
+        "session": session,
+        "title": title,
+        "tag": tag,
+    }
+    result, session_id, where = asyncio.run(_run(said, home, address, namespace, json=json))
+    if json:
+        print_json(
+            {
+                "session_id": session_id,
+                "state": result.state,
+                "stop": result.stop,
+                "text": result.text,
+                "turn": result.turn,
+                "steps": result.steps,
+                "tool_calls": result.tool_calls,
+                "usage": result.usage.model_dump(mode="json"),
+                "error": result.error,
+                **where,
+            }
+        )
+    else:
+        _print_end(result, session_id)
+    if result.state == "cancelled":
+        raise typer.Exit(exits.INTERRUPTED)
+    if result.state != "completed":
+        raise typer.Exit(exits.FAILED)
+
+
+async def _run(
+    said: dict[str, Any], home: str | None, address: str | None, namespace: str | None, *, json: bool
+) -> tuple[PromptResult, str, dict[str, Any]]:
+    from kimi_ray.cli.settings_of import runtime_config
+    from kimi_ray.cli.swarm_arguments import limits_of, parse_tags, sampling_of
+    from kimi_ray.cli.swarm_course import check_home
+    from kimi_ray.cli.swarm_plan import check_price, find_model, find_workdir, make_importable
+    from kimi_ray.runtime import Runtime
+    from kimi_ray.session_handle import bind_profile
+    from kimi_ray.store.open import open_store
+
+    config = runtime_config(home, None if address == "local" else address or IN_PROCESS, namespace)
+    if address == "local":
+        config = config.model_copy(update={"address": None})
+    cwd = os.getcwd()
+    make_importable((*(said["tools"] or ()), said["model"] or ""), cwd)
+    model = None
+    if said["session"] is None or said["model"] is not None:
+        model = find_model(config, said["model"], said["base_url"])
+    limits, sampling = limits_of(said["limits"]), sampling_of(said["sampling"])
+    if model is not None:
+        check_price(model, limits)
+    workdir, tags = find_workdir(said["workdir"], cwd), parse_tags(said["tag"] or [])
+    bind_profile(said["profile"], said["system_prompt"], said["tools"])
+    session_id = None
+    if said["session"] is not None:
+        from kimi_ray.cli.lookup import find_session
+
+        session_id = await find_session(open_store(config.home), said["session"])
+    await check_home(config)
+    async with Runtime.connect(config=config) as runtime:
+        workspace = runtime.workspace(cwd)
+        if session_id is not None:
+            session = await workspace.resume(session_id, model=model, tools=said["tools"])
+        else:
+            session = await workspace.create_session(
+                title=said["title"],
+                profile=said["profile"],
+                model=model,
+                system_prompt=said["system_prompt"],
+                tools=said["tools"],
+                workdir=workdir,
+                tags=tags,
+            )
+        from_seq = await _next_seq(runtime, session)
+        handle = await session.main.submit(said["prompt"], sampling=sampling, limits=limits)
+        shower = asyncio.create_task(_show(session, from_seq, Shown(quiet=json)))
+        try:
+            result = await handle.result()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(shower), _LAST_EVENTS_S)
+        finally:
+            shower.cancel()
+            await asyncio.gather(shower, return_exceptions=True)
+        found = session.id
+    log = await open_store(config.home).locate(_main(found))
+    return result, found, {"home": config.home, "log": log}
+
+
+async def _next_seq(runtime: Any, session: Session) -> int:
+    """Where the log of a session ends now, so that only what is new is shown."""
+    seq = 0
+    async for event in session.main.events(0):
+        seq = event.seq + 1
+    return seq
+
+
+def _main(session_id: str) -> Any:
+    from kimi_ray.store.seam import Stream
+
+    return Stream(session_id, "main")
+
+
+async def _show(session: Session, from_seq: int, shown: Shown) -> None:
+    async for event in session.main.events(from_seq, follow=True):
+        shown.event(event)
+        if event.type == "prompt/completed":
+            return
+
+
+class Shown:
+    """What an agent does, as it does it: its text on stdout, its tools on stderr."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._printed = ""
+        self._at_line_start = True
+
+    def event(self, event: SessionEvent) -> None:
+        """One more event."""
+        if self._quiet:
+            return
+        data: Any = event.data
+        if event.type == "assistant/chunk" and data["chunk"].get("type") == "text-delta":
+            if sys.stdout.isatty():
+                self._write(str(data["chunk"]["text"]))
+                self._printed += str(data["chunk"]["text"])
+        elif event.type == "assistant/message":
+            from kimi_ray.log import message_text
+
+            text = message_text(data["message"])
+            self._write(text.removeprefix(self._printed) if text.startswith(self._printed) else text)
+            self._printed = ""
+            self._end_line()
+        elif event.type == "tool/call":
+            called = f"{data['name']} {data['arguments']}"
+            tell(f"  {one_line(called, _TOOL_COLUMNS)}")
+        elif event.type == "llm/retry":
+            self._printed = ""
+            tell(f"  attempt {data['attempt']} failed ({data['error'].get('code')}), next in {data['delay_ms']} ms")
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(safe(text))
+            sys.stdout.flush()
+            self._at_line_start = text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if not self._at_line_start:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._at_line_start = True
+
+
+def _print_end(result: PromptResult, session_id: str) -> None:
+    usage = result.usage
+    if result.error is not None:
+        tell(f"error: {safe(str(result.error.get('message')))}")
+        tell(f"code: {result.error.get('code')}")
+        if result.error.get("hint"):
+            tell(f"hint: {safe(str(result.error['hint']))}")
+    tell(
+        f"{result.stop or result.state}: {result.steps} steps, {result.tool_calls} tool calls, "
+        f"{usage.input + usage.cached + usage.cache_write} tokens in, {usage.output} out"
+    )
+    tell(f"session {session_id}  (kimi-ray sessions tail {session_id[-10:]})")

@@ -1,0 +1,118 @@
+"""``status``, ``down`` and ``logs``: looking at running runtimes and ending them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kimi_ray.cli import exits
+from kimi_ray.cli.options import Address, Home, Json, Namespace
+from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell
+from kimi_ray.cli.settings_of import runtime_config
+
+_NO_CLUSTER = "no cluster: name one with --address (a local Ray ends with its own command)"
+
+
+def status(json: Json = False, home: Home = None, address: Address = None, namespace: Namespace = None) -> None:
+    """What runs in a cluster: runtimes, their hosts, sessions, agents, drivers, and orphans.
+
+    With --json: {"address", "namespace", "runtimes": [{"home_id", "home", "hosts", "drivers", "actors", "error"?, ...}]}.
+    """
+    from kimi_ray.actors.operate import status as ask
+
+    told = ask(runtime_config(home, address, namespace))
+    if json:
+        print_json({"address": told["address"], "namespace": told["namespace"], "runtimes": told["runtimes"]})
+        return
+    if told["address"] is None:
+        say(_NO_CLUSTER)
+        return
+    say(f"{len(told['runtimes'])} runtimes in namespace {told['namespace']} at {told['address']}")
+    for runtime in told["runtimes"]:
+        _print_runtime(runtime)
+
+
+def down(
+    everything: Annotated[bool, typer.Option("--all", help="Every runtime of the namespace.")] = False,
+    json: Json = False,
+    home: Home = None,
+    address: Address = None,
+    namespace: Namespace = None,
+) -> None:
+    """End the runtime of a home now: sessions are flushed and closed, then its actors end.
+
+    With --json: {"address", "namespace", "ended": [home_id], "failed": {home_id: error}}.
+    """
+    from kimi_ray.actors.operate import down as end
+
+    told = end(runtime_config(home, address, namespace), everything)
+    told = {name: told[name] for name in ("address", "namespace", "ended", "failed")}
+    if json:
+        print_json(told)
+    elif told["address"] is None:
+        say(_NO_CLUSTER)
+    else:
+        say(f"ended {len(told['ended'])}: {', '.join(told['ended'])}" if told["ended"] else "nothing was running")
+        for home_id, error in told["failed"].items():
+            tell(f"{home_id} did not end well and was killed: {safe(str(error.get('message')))}")
+    if told["failed"]:
+        raise typer.Exit(exits.FAILED)
+
+
+def logs(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="An actor's name, or the end of it; see status.")],
+    max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Of each file, from its end.")] = 64 << 10,
+    json: Json = False,
+    home: Home = None,
+    address: Address = None,
+    namespace: Namespace = None,
+) -> None:
+    """The ends of the log files of one actor's process (what Ray and libraries printed there).
+
+    With --json: {"host", "files": {name: text}}.
+    """
+    from kimi_ray.actors.operate import host_logs
+
+    told = host_logs(runtime_config(home, address, namespace), host, max_bytes=max_bytes)
+    if json:
+        print_json({"host": told.get("host"), "files": told.get("files") or {}})
+    elif told["address"] is None:
+        say(_NO_CLUSTER)
+    else:
+        for name, text in told["files"].items():
+            say(f"--- {one_line(name)}")
+            say(safe(text).rstrip("\n"))
+
+
+def _print_runtime(runtime: dict[str, Any]) -> None:
+    say()
+    say(f"{runtime['home_id']}  {one_line(str(runtime.get('home') or ''))}")
+    if runtime.get("error"):
+        say(f"  its registry does not answer ({runtime['error'].get('code')}), so these actors are orphans;")
+        say("  kimi-ray down --all ends them:")
+        for name in runtime["actors"]:
+            say(f"    {one_line(str(name))}")
+        return
+    drivers = [f"{lease.get('host')} pid {lease.get('pid')}" for lease in runtime.get("leases") or ()]
+    say(f"  drivers   {', '.join(one_line(one) for one in drivers) or 'none: it ends soon'}")
+    alive = [node for node in runtime.get("nodes") or () if node.get("alive")]
+    say(f"  nodes     {len(alive)}")
+    if runtime.get("ending"):
+        say("  it is ending")
+    for kind, error in (runtime.get("failures") or {}).items():
+        say(f"  the last start of {kind} failed: {one_line(str(error.get('message')), 200)}")
+    rows = [
+        [
+            str(host["name"]).partition("/")[2],
+            str(host.get("kind")),
+            str(host.get("load")),
+            str(len(host.get("sessions") or ())),
+            "yes" if host.get("dedicated") else "",
+            str(host.get("pid")),
+            str(host.get("node_id"))[:12],
+        ]
+        for host in runtime.get("hosts") or ()
+    ]
+    told = table(["host", "kind", "load", "sessions", "dedicated", "pid", "node"], rows, right="..rr.r")
+    say("\n".join(f"  {line}" for line in told.splitlines()))

@@ -1,0 +1,245 @@
+"""From the arguments of a ``swarm`` command to a checked plan. Nothing is started and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kimi_ray.cli.settings_of import runtime_config
+from kimi_ray.cli.swarm_arguments import SwarmArguments
+from kimi_ray.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from kimi_ray.config import RuntimeConfig
+    from kimi_ray.llm.models import ResolvedModel
+    from kimi_ray.runs import RunSeed
+    from kimi_ray.runs.plan import RunPlan
+    from kimi_ray.settings import Limits, Workdir
+
+PROFILE = "explore"
+MAX_CONCURRENCY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmWork:
+    """A swarm command, checked: what is to run, with what, and where its rows go."""
+
+    arguments: SwarmArguments
+    config: RuntimeConfig
+    model: ResolvedModel
+    plan: RunPlan
+    cwd: str
+    out: Path
+    resumed: bool
+    selection: dict[str, Any]
+
+
+def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> SwarmWork:
+    """Check everything that can be checked before something starts.
+
+    Args:
+        said: The command line's arguments.
+        out: The run directory of a new run; None makes a name.
+        resume: The run directory of a run to go on with: its own arguments count where ``said`` says nothing.
+
+    Raises:
+        KimiRayError: ``items.*``, ``swarm.*``, ``run.*``, ``model.*``, ``config.*``, ``tool.*``, ``workdir.*``.
+    """
+    from kimi_ray.runs import default_run_directory, read_manifest, seed_of
+
+    if resume is None:
+        arguments, cwd, run_id, seed = said, os.getcwd(), None, None
+        directory = Path(out).expanduser() if out is not None else default_run_directory(said.prompt or "")
+        _check_free(directory)
+    else:
+        if out is not None:
+            raise ConfigError("--out and --resume exclude each other", code="request.conflict", hint="leave out --out")
+        directory = Path(resume).expanduser()
+        manifest = read_manifest(directory)
+        arguments, cwd = _recorded(said, manifest, directory)
+        run_id, seed = str(manifest["run_id"]), seed_of(manifest)
+        if said.seed is not None:
+            seed = None
+    if arguments.prompt is None:
+        raise ConfigError(
+            "there is no prompt", code="request.bad_usage", hint="kimi-ray swarm 'Review {{item}}' --items FILE"
+        )
+    if arguments.items is None:
+        raise ConfigError(
+            "there are no items", code="request.bad_usage", hint="name a file with --items FILE (.jsonl, .csv, .txt, -)"
+        )
+    config = runtime_config(arguments.home, arguments.address, arguments.namespace)
+    model = find_model(config, arguments.model, arguments.base_url)
+    plan = _plan(arguments, model, cwd, run_id, seed)
+    check_price(model, plan.settings.limits, plan.total_limits, *(item.item.limits for item in plan.items))
+    selection = {
+        name: value
+        for name in ("id_column", "limit", "shuffle", "filter")
+        if (value := getattr(arguments, name)) is not None
+    }
+    return SwarmWork(arguments, config, model, plan, cwd, directory, resume is not None, selection)
+
+
+def find_model(config: RuntimeConfig, name: str | None, base_url: str | None) -> ResolvedModel:
+    """The model that a command means: --model, else ``default_model``, else the only table.
+
+    Raises:
+        ConfigError: ``model.*``.
+    """
+    from kimi_ray.config import load_models
+    from kimi_ray.llm.models import resolve_model
+
+    return resolve_model(name or config.default_model, load_models(config), base_url, os.environ)
+
+
+def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir | None:
+    """The form of the command line, with ``cwd`` where no directory is named; it must exist unless it has placeholders.
+
+    Raises:
+        ToolError: ``workdir.invalid``; ConfigError: ``workdir.not_found``.
+    """
+    from kimi_ray.tools.workdir import parse_workdir
+
+    if text is None:
+        return None
+    workdir = parse_workdir(text, cwd)
+    if workdir.kind in ("shared", "copy") and workdir.path is not None and "{{" not in workdir.path:
+        path = Path(cwd, workdir.path).expanduser()
+        if not path.is_dir():
+            raise ConfigError(
+                f"the working directory {path} does not exist",
+                code="workdir.not_found",
+                hint="--workdir copy and --workdir shared without a path take the current directory",
+                details={"path": str(path)},
+            )
+    return workdir.model_copy(update={"writes": True}) if writes and workdir.kind == "shared" else workdir
+
+
+def make_importable(names: tuple[str, ...], cwd: str) -> None:
+    """Let ``package.module:function`` be found beside the user's files, as with ``python -m``."""
+    if any(":" in name for name in names) and cwd not in sys.path:
+        sys.path.insert(0, cwd)
+
+
+def check_price(model: ResolvedModel, *limits: Limits | None) -> None:
+    """A bound of the cost without a price would never be reached.
+
+    Raises:
+        ConfigError: ``limit.needs_price``.
+    """
+    if model.settings.price is None and any(one is not None and one.max_cost_usd is not None for one in limits):
+        raise ConfigError(
+            f"the cost of the model {model.name!r} cannot be bounded: its price is not known",
+            code="limit.needs_price",
+            hint=f"write price = {{input = ..., output = ...}} (US dollars per million tokens) into [models.{model.name}]",
+        )
+
+
+def text_or_file(text: str | None) -> str | None:
+    """A text as it is, or with ``@FILE`` the file's content.
+
+    Raises:
+        ConfigError: ``request.unreadable_file``.
+    """
+    if text is None or not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"{path} cannot be read: {why}",
+            code="request.unreadable_file",
+            hint="@FILE takes the text from a file; a text that begins with @ is given with a space before it",
+            details={"file": str(path)},
+        ) from None
+
+
+def _plan(
+    arguments: SwarmArguments, model: ResolvedModel, cwd: str, run_id: str | None, seed: RunSeed | None
+) -> RunPlan:
+    from kimi_ray.runs import Filter, SwarmSettings, read_items
+    from kimi_ray.runs.plan import plan_run
+    from kimi_ray.session_handle import bind_profile
+    from kimi_ray.settings import Workdir
+
+    make_importable((*(arguments.tools or ()), arguments.model or ""), cwd)
+    profile, user_tools = bind_profile(arguments.profile or PROFILE, arguments.system_prompt, arguments.tools)
+    filters = [Filter.parse(text) for text in arguments.filter or ()]
+    items, sources = read_items(str(arguments.items))
+    workdir = find_workdir(arguments.workdir, cwd, writes=bool(arguments.allow_shared_writes))
+    settings = SwarmSettings(
+        profile=profile,
+        model=model.name,
+        system_prompt=arguments.system_prompt,
+        tools=None if arguments.tools is None else profile.tools,
+        sampling=arguments.sampling,
+        limits=arguments.limits,
+        workdir=workdir,
+        isolation=arguments.isolation,
+        tags=arguments.tags,
+    )
+    if settings.workdir is None and settings.tool_names:
+        shared = Workdir.shared(cwd, writes=bool(arguments.allow_shared_writes))
+        settings = settings.model_copy(update={"workdir": shared})
+    return plan_run(
+        str(arguments.prompt),
+        items,
+        settings,
+        run_id=run_id,
+        repeats=1 if arguments.repeats is None else arguments.repeats,
+        seed=seed if seed is not None else arguments.seed,
+        max_concurrency=MAX_CONCURRENCY if arguments.max_concurrency is None else arguments.max_concurrency,
+        total_limits=arguments.total_limits,
+        retries=arguments.retries or 0,
+        fail_on=arguments.fail_on,
+        on_interrupted=arguments.on_interrupted or "continue",
+        keep_workdirs=bool(arguments.keep_workdirs),
+        user_tools=user_tools,
+        denied_paths=_denied(arguments),
+        id_column=arguments.id_column,
+        filters=filters,
+        shuffle=arguments.shuffle,
+        limit=arguments.limit,
+        sources=sources,
+    )
+
+
+def _denied(arguments: SwarmArguments) -> list[str]:
+    """An agent must not read the items file: the other items, and what they may say about the answer, are in it."""
+    return [] if arguments.items in (None, "-") else [str(arguments.items)]
+
+
+def _recorded(
+    said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
+) -> tuple[SwarmArguments, str]:
+    try:
+        recorded = SwarmArguments.model_validate(manifest["arguments"])
+        prompt = cast("Mapping[str, Any]", manifest["prompt"])["text"]
+        cwd = str(manifest["cwd"])
+    except (KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{directory} is not of a kimi-ray swarm command",
+            code="run.not_resumable",
+            hint="go on with it from Python, as it was begun",
+            details={"run_dir": str(directory)},
+        ) from None
+    return said.over(recorded.model_copy(update={"prompt": prompt})), cwd
+
+
+def _check_free(directory: Path) -> None:
+    """The same refusal as of the directory itself, before anything was started."""
+    from kimi_ray.runs.run_directory import MANIFEST
+
+    if (directory / MANIFEST).exists():
+        raise RunError(
+            f"{directory} already has a run",
+            code="run.exists",
+            hint="choose another --out, or go on with --resume",
+            details={"run_dir": str(directory)},
+        )
