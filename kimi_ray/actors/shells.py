@@ -8,6 +8,7 @@ hang. Errors leave as data. Constructors do no I/O: an exception there at a rest
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import ray as typed_ray
@@ -50,7 +51,7 @@ class _Shell:
         self._loop = asyncio.get_running_loop()
         self._core: Core | None = None
         self._starting: asyncio.Lock | None = None
-        self._calls = 0
+        self._calls: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return self._name
@@ -94,7 +95,7 @@ class _Shell:
         return await asyncio.wrap_future(hop)
 
     async def _answer(self, method: str, args: tuple[Any, ...]) -> Answer:
-        self._calls += 1
+        self._calls[method] += 1
         core = self._core
         if core is None:
             try:

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-SAMPLE_S = 0.5
+SAMPLE_S = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -26,7 +26,7 @@ class BenchReport(Settings):
     cpu_s: float
     """CPU seconds of all processes."""
     peak_pss_mb: float
-    """Largest sum of all processes' proportional memory, sampled twice a second."""
+    """Largest sum of all processes' proportional memory, sampled every two seconds and at the end."""
     figures: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     def to_data(self) -> dict[str, Any]:

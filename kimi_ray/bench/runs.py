@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -122,8 +123,8 @@ async def bench_swarm(
             "max_concurrency": max_concurrency,
             "agents_per_s": agents / wall_s,
             "cpu_by_role": meter.cpu_by_role,
-            "actor_calls": calls,
-            "actor_calls_per_turn": calls / agents,
+            "actor_calls_per_turn": calls.total() / agents,
+            "actor_calls": dict(calls.most_common()),
             "bare_calls_s": bare_s,
             **facts,
         },
@@ -173,8 +174,8 @@ async def _turns(
             "turns": turns,
             "checkpoint": checkpoint,
             "cpu_by_role": meter.cpu_by_role,
-            "actor_calls": calls,
-            "actor_calls_per_turn": calls / total,
+            "actor_calls_per_turn": calls.total() / total,
+            "actor_calls": dict(calls.most_common()),
             "bare_calls_per_s": None if bare_s is None else total / bare_s,
             **facts,
         },
@@ -218,9 +219,11 @@ async def _stored(home: str, *, flushes: int) -> tuple[list[StoredStream], dict[
     }
 
 
-async def _calls(runtime: Runtime) -> int:
-    """Actor calls so far: by this driver and by every host."""
-    return await runtime.connection.actor_calls()
+async def _calls(runtime: Runtime) -> Counter[str]:
+    """Actor calls so far by method, of this driver and of every host; the pings that count them left out."""
+    calls = await runtime.connection.actor_calls()
+    del calls["ping"]
+    return calls
 
 
 async def _bare_calls(runtime: Runtime, count: int) -> float | None:

@@ -7,6 +7,7 @@ exceptions: what carries the call would copy their type but not their code, hint
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from typing import Any, Literal, Protocol, cast
 
 from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
@@ -75,10 +76,10 @@ def kind_of(name: str) -> HostKind | None:
     return next((kind for kind in kinds if kind == word), None)
 
 
-def with_calls(reply: Answer, method: str, calls: int) -> Answer:
-    """A ping's answer also tells how many calls the actor has received so far; benches count them."""
+def with_calls(reply: Answer, method: str, calls: Counter[str]) -> Answer:
+    """A ping's answer also tells how many calls of each method the actor has received; benches count them."""
     if method == "ping" and reply[0] == "ok":
-        return ("ok", {**reply[1], "calls": calls})
+        return ("ok", {**reply[1], "calls": dict(calls)})
     return reply
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -70,13 +71,13 @@ class Connection:
         self.lease_id = str(told["lease_id"])
         self._lease = asyncio.create_task(self._renew(float(told["renew_s"])), name="kimi_ray.lease")
 
-    async def actor_calls(self) -> int:
-        """How many calls all actors of the runtime have received so far."""
+    async def actor_calls(self) -> Counter[str]:
+        """How many calls of each method all actors of the runtime have received so far."""
         hosts = await self.cluster.list_hosts()
         told = await asyncio.gather(
             *(self.cluster.peer(host.name).call("ping", timeout_s=CALL_BOUND_S, group="control") for host in hosts)
         )
-        return sum(int(ping["calls"]) for ping in told)
+        return sum((Counter(ping["calls"]) for ping in told), Counter[str]())
 
     async def bare_calls(self, count: int) -> float | None:
         """Seconds that ``count`` empty actor calls of this driver take; None where calls cost nothing."""

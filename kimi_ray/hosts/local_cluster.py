@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class _Held:
     listing: HostListing
     core: Core | None = None
     dead: bool = False
-    calls: int = 0
+    calls: Counter[str] = field(default_factory=Counter[str])
     tasks: WeakSet[asyncio.Task[Any]] = field(default_factory=WeakSet[asyncio.Task[Any]])
 
 
@@ -150,7 +151,7 @@ class LocalCluster:
         held = self._held.get(name)
         if held is None or held.core is None:
             raise actor_died(name, "no core of that name lives in this process")
-        held.calls += 1
+        held.calls[method] += 1
         reply = await self._run(held, answer(held.core, method, _apart(args)), timeout_s=timeout_s, method=method)
         return unwrap(with_calls(reply, method, held.calls))
 
