@@ -73,6 +73,10 @@ class Claims:
                     await asyncio.shield(self._release(session_id, None))
             raise
 
+    def holds(self, session_id: str, holder: object) -> bool:
+        """Whether ``holder`` holds the session."""
+        return holder in self._holders.get(session_id, ())
+
     async def let_go(self, session_id: str, holder: object) -> None:
         """End one hold; the claim is given back after the last."""
         holders = self._holders.get(session_id)

@@ -27,7 +27,7 @@ from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
 from kimi_ray.store.layout import NO_WORKSPACE, Layout
 from kimi_ray.store.owners import Owner, Owners
-from kimi_ray.store.recovery import check_not_removed, touch
+from kimi_ray.store.recovery import check_not_removed, touch_or_reserved
 from kimi_ray.store.removal import finish_removals, remove_session
 from kimi_ray.store.reservations import Reservations
 from kimi_ray.store.seam import (
@@ -151,8 +151,11 @@ class JsonlStore:
         """See ``Store.write_document``."""
         await self._run(check_not_removed, self._layout, session_id)
         async with self._document_lock(session_id):
+            opened = self._claims.holds(session_id, SESSION)
             owner = await self._claims.claim(session_id, None, SESSION)
             if (owner.grant, owner.nonce) != (grant, nonce):
+                if not opened:
+                    await self._claims.let_go(session_id, SESSION)
                 raise _session_fenced(session_id, grant, owner)
             return await self._run(lambda: self._documents.write(session_id, value, revision=revision))
 
@@ -184,12 +187,11 @@ class JsonlStore:
     async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
         """See ``Store.open_writer``."""
         self._check_open()
-        if isinstance(target, Stream):
-            log = await self._streams.load(target)
-        else:
-            log = await self._create(target, nonce)
-        await self._run(log.grant, nonce)
-        return WriterGrant(log.epoch, log.next_seq)
+        while True:
+            log = await (self._streams.load(target) if isinstance(target, Stream) else self._create(target, nonce))
+            grant = await self._run(log.grant, nonce)
+            if grant is not None:
+                return grant
 
     async def _create(self, header: dict[str, Any], nonce: str) -> StreamLog:
         stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
@@ -201,16 +203,17 @@ class JsonlStore:
             directory = self._layout.place(stream.session_id, workspace)
             self._layout.check_new_agent(stream, directory)
             try:
-                return touch(self._tools, self._layout, stream)
+                return touch_or_reserved(self._tools, self._layout, stream)
             except StoreError as error:
                 if error.code != "store.not_found":
                     raise
             return StreamLog(self._tools, stream, f"{directory}/agents/{stream.agent_id}", header)
 
         log = await self._streams.create(stream, make)
+        if not log.born and log.nonce != nonce:
+            log.header = header
         if log.born and log.nonce != nonce:
-            if log.closed:
-                await self._streams.drop(stream)
+            await self._streams.drop(stream)
             raise StoreError(
                 f"{stream} exists already",
                 code="store.exists",
@@ -231,25 +234,11 @@ class JsonlStore:
 
     async def _for_append(self, stream: Stream) -> StreamLog | KimiRayError:
         """A stream that is not loaded: after a restart of the store the log itself says whose grant is the newest."""
-
-        def find() -> StreamLog:
-            try:
-                return touch(self._tools, self._layout, stream)
-            except StoreError as error:
-                reserved = None if error.code != "store.not_found" else self._tools.reservations.find(stream)
-                if reserved is None:
-                    raise
-            directory = self._layout.place(stream.session_id, reserved.workspace_id)
-            log = StreamLog(self._tools, stream, f"{directory}/agents/{stream.agent_id}", reserved.header)
-            log.reserve(reserved.epoch, reserved.nonce)
-            return log
-
         try:
-            log = await self._streams.create(stream, find)
+            log = await self._streams.load(stream)
         except KimiRayError as error:
             return error
-        if log.closed:
-            await self._streams.drop(stream)
+        await self._streams.drop(stream)
         return log
 
     async def close_writer(self, stream: Stream, epoch: int, nonce: str) -> None:
@@ -262,8 +251,7 @@ class JsonlStore:
                 return
             raise
         await self._run(log.close, epoch, nonce)
-        if log.closed:
-            await self._streams.drop(stream)
+        await self._streams.drop(stream)
 
     async def load(self, stream: Stream, *, is_live: bool | None = None) -> LogView:
         """See ``Store.load``."""
@@ -295,8 +283,7 @@ class JsonlStore:
                     raise error
                 await self._run(log.close, log.epoch, nonce)
             epoch = log.epoch
-            if log.closed:
-                await self._streams.drop(stream)
+            await self._streams.drop(stream)
             return LogView(view.header, view.next_seq, epoch, view.closers, view.cut, view.torn_bytes)
 
     # -- reading -----------------------------------------------------------------------------------------------------

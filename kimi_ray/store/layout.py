@@ -57,11 +57,11 @@ class Layout:
 
     def owner_file(self, session_id: str) -> str:
         """The owner file of a session."""
-        return f"{self.owners}/{session_id}"
+        return f"{self.owners}/{check_id(session_id, 'session id')}"
 
     def tombstone(self, session_id: str) -> str:
         """The mark that a session was removed."""
-        return f"{self.tombstones}/{session_id}"
+        return f"{self.tombstones}/{check_id(session_id, 'session id')}"
 
     def workspaces(self) -> list[str]:
         """Workspace ids that have sessions."""

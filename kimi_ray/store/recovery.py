@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kimi_ray.errors import StoreError
 from kimi_ray.store.fs import exists, io_errors
 from kimi_ray.store.layout import Layout, deleted, not_found
 from kimi_ray.store.log_files import (
@@ -30,6 +31,24 @@ def touch(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:
         raise not_found(stream)
     with io_errors(directory):
         return _touch(tools, stream, directory)
+
+
+def touch_or_reserved(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:
+    """``touch``, or the state of a log that waits for its first batch since before a restart of the store.
+
+    Raises:
+        StoreError: as ``touch``.
+    """
+    try:
+        return touch(tools, layout, stream)
+    except StoreError as error:
+        reserved = tools.reservations.find(stream) if error.code == "store.not_found" else None
+        if reserved is None:
+            raise
+    directory = layout.place(stream.session_id, reserved.workspace_id)
+    log = StreamLog(tools, stream, f"{directory}/agents/{stream.agent_id}", reserved.header)
+    log.reserve(reserved.epoch, reserved.nonce)
+    return log
 
 
 def check_not_removed(layout: Layout, session_id: str) -> None:

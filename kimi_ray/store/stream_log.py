@@ -31,7 +31,7 @@ from kimi_ray.store.layout import LOG_NAME, deleted
 from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
 from kimi_ray.store.reservations import Reservation, Reservations
-from kimi_ray.store.seam import Batch, Stream
+from kimi_ray.store.seam import Batch, Stream, WriterGrant
 
 MAX_UNSYNCED_BYTES = 8 << 20
 
@@ -68,6 +68,7 @@ class StreamLog:
         "born",
         "closed",
         "directory",
+        "dropped",
         "durable_seq",
         "epoch",
         "granted_here",
@@ -108,7 +109,7 @@ class StreamLog:
         self.unsynced: list[bytes] = []
         self.unsynced_bytes = 0
         self.poisoned: StoreError | None = None
-        self.removed = False
+        self.removed = self.dropped = False
         self.sync_running = False
         self.waiters: list[tuple[int, Any]] = []
         self._truncate_to: int | None = None
@@ -116,27 +117,32 @@ class StreamLog:
     # -- grants ------------------------------------------------------------------------------------------------------
 
     def reserve(self, epoch: int, nonce: str) -> None:
-        """A grant on a log that does not exist yet: it is stored with the first batch."""
+        """Take note of a grant; that of a log that does not exist yet is stored with its first batch."""
         self.epoch, self.nonce, self.closed, self.granted_here = epoch, nonce, False, True
 
-    def grant(self, nonce: str) -> None:
-        """A new grant, durable when this returns; nothing happens when ``nonce`` holds the newest one already."""
+    def grant(self, nonce: str) -> WriterGrant | None:
+        """A new grant, durable when this returns; the present one again when ``nonce`` holds it.
+
+        Returns:
+            None when this object was dropped meanwhile: the stream must be loaded again.
+        """
         with self.sync_lock, self.lock:
             self._check_usable()
+            if self.dropped:
+                return None
             if self.nonce == nonce and not self.closed:
                 self.granted_here = True
-                return
-            if not self.born:
+                return WriterGrant(self.epoch, self.next_seq)
+            epoch = self.epoch + 1
+            if self.born:
+                row = EpochRow(epoch, self.next_seq, nonce, self.tools.boot, self.tools.mode)
+                self._write_storage_row(encode_epoch_row(row))
+            else:
                 workspace = self.directory.rsplit("/", 4)[-4]
                 with io_errors(self.path):
-                    self.tools.reservations.keep(
-                        self.stream, Reservation(self.epoch + 1, nonce, workspace, self.header)
-                    )
-                self.reserve(self.epoch + 1, nonce)
-                return
-            row = EpochRow(self.epoch + 1, self.next_seq, nonce, self.tools.boot, self.tools.mode)
-            self._write_storage_row(encode_epoch_row(row))
-            self.epoch, self.nonce, self.closed, self.granted_here = row.epoch, nonce, False, True
+                    self.tools.reservations.keep(self.stream, Reservation(epoch, nonce, workspace, self.header))
+            self.reserve(epoch, nonce)
+            return WriterGrant(epoch, self.next_seq)
 
     def close(self, epoch: int, nonce: str) -> None:
         """End this grant with a closed row, durable; another's grant is left alone."""

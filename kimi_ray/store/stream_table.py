@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from kimi_ray.store.claims import Claims
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.layout import Layout
-from kimi_ray.store.recovery import touch
+from kimi_ray.store.recovery import touch_or_reserved
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
 
@@ -36,9 +36,9 @@ class StreamTable:
         """The stream, touched if this is the first time.
 
         Raises:
-            StoreError: ``session.in_use``, and what ``recovery.touch`` raises.
+            StoreError: ``session.in_use``, and what ``recovery.touch_or_reserved`` raises.
         """
-        return await self._obtain(stream, lambda: touch(self._tools, self._layout, stream))
+        return await self._obtain(stream, lambda: touch_or_reserved(self._tools, self._layout, stream))
 
     async def create(self, stream: Stream, make: Callable[[], StreamLog]) -> StreamLog:
         """The stream when it is loaded, else what ``make`` (blocking) gives."""
@@ -68,9 +68,14 @@ class StreamTable:
             done.set_result(None)
 
     async def drop(self, stream: Stream) -> None:
-        """Forget a stream whose grant ended; its session is given back when nothing else holds it."""
-        log = self._logs.pop(stream, None)
-        if log is not None:
+        """Forget a stream if its grant ended; its session is given back when nothing else holds it."""
+        log = self._logs.get(stream)
+        if log is None:
+            return
+        with log.lock:
+            log.dropped = log.closed
+        if log.dropped:
+            del self._logs[stream]
             self._tools.descriptors.drop(log.path)
             await self._claims.let_go(stream.session_id, stream)
 
@@ -80,5 +85,5 @@ class StreamTable:
             log = self._logs.pop(stream)
             with log.lock:
                 log.removed = log.removed or removed
-                log.closed = True
+                log.closed = log.dropped = True
             self._tools.descriptors.drop(log.path)

@@ -155,7 +155,10 @@ class StoreContract:
         await self.start(first, nonce="a")
         await home.kill(first)
         second = await home.open()
-        await self.start(second, nonce="b", count=2)
+        await second.open_session("s1", "n", workspace_id="wd_x_0123")
+        grant = await second.open_writer(header(), "b")
+        assert (grant.epoch, grant.next_seq) == (2, 0)
+        ok(await second.append([notes(0, 2, epoch=2, nonce="b")], sync=True))
         assert code((await second.append([notes(0, 2, nonce="a")], sync=True))[0]) == "store.fenced"
         await second.close()
 

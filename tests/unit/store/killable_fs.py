@@ -13,11 +13,30 @@ from kimi_ray.store.fs import FILE_MODE
 class KillableFs(FaultyFs):
     """``kill`` is SIGKILL as far as files are concerned: locks are free, nothing is flushed."""
 
-    def __init__(self, **how: object) -> None:
-        super().__init__(**how)  # type: ignore[arg-type]
+    def __init__(self, *, syncs: bool = True) -> None:
+        super().__init__()
+        self.syncs = syncs  # without them, tests that cut no power are faster
         self.dead = False
         self._open: set[int] = set()
         self._guard = threading.Lock()
+
+    def fsync(self, fd: int) -> None:
+        if self.syncs:
+            super().fsync(fd)
+        else:
+            self._check("fsync", self._name(fd))
+
+    def fdatasync(self, fd: int) -> None:
+        if self.syncs:
+            super().fdatasync(fd)
+        else:
+            self._check("fdatasync", self._name(fd))
+
+    def sync_dir(self, path: str) -> None:
+        if self.syncs:
+            super().sync_dir(path)
+        else:
+            self._check("sync_dir", path)
 
     def kill(self) -> None:
         with self._guard:

@@ -34,12 +34,15 @@ async def test_a_full_disk_refuses_by_name_and_goes_on_when_there_is_space(tmp_p
     fs = FaultyFs()
     store = await started(tmp_path, fs)
     fs.budget = 100
+    log = tmp_path / "sessions/wd_x_0123/s1/agents/main/wire.jsonl"
+    size = log.stat().st_size
     result = (await store.append([notes(2, 60)], sync=True))[0]
+    assert log.stat().st_size == size, "what was half written is cut off again"
     assert code(result) == "store.disk_full"
     assert result.error is not None
     assert result.error["retryable"] is True
     assert result.error["details"]["path"].endswith("wire.jsonl")
-    assert await all_lines(store) == wanted(2), "what was half written is cut off again"
+    assert await all_lines(store) == wanted(2)
     report = await store.verify(MAIN)  # type: ignore[attr-defined]
     assert (report["ok"], report["torn_bytes"]) == (True, 0)
     fs.budget = None
@@ -135,6 +138,17 @@ async def test_a_truncation_that_fails_is_made_up_for_before_the_next_write(tmp_
     assert (report.ok, report.events, report.torn_bytes) == (True, 4, 0)
 
 
+async def test_a_batch_written_during_a_sync_waits_for_the_next_one(tmp_path: Path) -> None:
+    fs = FaultyFs()
+    store = await started(tmp_path, fs)
+    fs.sync_delay_s = 0.05
+    first = asyncio.create_task(store.append([notes(2, 4)], sync=True))
+    await asyncio.sleep(0.02)  # into the sync; the promise below holds wherever this lands
+    assert ok(await store.append([notes(4, 6)], sync=True)).durable == 6
+    assert ok(await first).durable >= 4
+    await store.close()
+
+
 async def test_what_nobody_waits_for_is_synced_after_the_interval(tmp_path: Path) -> None:
     fs = FaultyFs()
     store = await started(tmp_path, fs, extra={"sync_interval_ms": 10})
@@ -200,7 +214,7 @@ class DyingFs(KillableFs):
     )
 
     def __init__(self, calls: int) -> None:
-        super().__init__()
+        super().__init__(syncs=False)
         self.left = calls
         self.made = 0
 
@@ -214,7 +228,7 @@ class DyingFs(KillableFs):
 
 
 async def torn_home(path: Path, cut: int) -> int:
-    store = await started(path, None, count=3)
+    store = await started(path, KillableFs(syncs=False), count=3)
     ok(await store.append([notes(3, 6)], sync=True))
     await store.close()
     log = path / "sessions/wd_x_0123/s1/agents/main/wire.jsonl"

@@ -191,6 +191,44 @@ async def test_a_load_of_another_process_leaves_the_session_grant_of_a_dead_runt
     await second.close()
 
 
+async def test_a_refused_document_leaves_no_claim_and_no_path_is_escaped(tmp_path: Path) -> None:
+    store = await open_store_for_writing(str(tmp_path / "home"), StoreOptions())
+    with pytest.raises(StoreError) as caught:
+        await store.write_document("never", {}, grant=1, nonce="n", revision=0)
+    assert caught.value.code == "store.fenced"
+    assert os.listdir(tmp_path / "home" / "owners") == []
+    for attempt in (
+        store.write_document("../../x", {}, grant=1, nonce="n", revision=0),
+        store.remove("../../x"),
+        store.read_document("../x"),
+        store.read_from(Stream("s", "../x"), 0),
+        store.read_blob("sha256:../../x"),
+    ):
+        with pytest.raises(StoreError) as caught:
+            await attempt
+        assert caught.value.code in ("store.invalid_id", "store.bad_blob", "store.not_found")
+    assert os.listdir(tmp_path) == ["home"]
+    await store.close()
+
+
+async def test_opens_and_closes_at_the_same_time_end_in_one_order(tmp_path: Path) -> None:
+    store = await open_store_for_writing(str(tmp_path), StoreOptions())
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    ok(await store.append([notes(0, 1)], sync=True))
+
+    async def visit(nonce: str) -> int:
+        grant = await store.open_writer(MAIN, nonce)
+        await store.close_writer(MAIN, grant.epoch, nonce)
+        return grant.epoch
+
+    epochs = await asyncio.gather(*(visit(f"v{n}") for n in range(12)))
+    assert sorted(epochs) == list(range(2, 14)), "rising, one nonce each"
+    report = await store.verify(MAIN)
+    assert (report["ok"], report["epoch"], report["closed"]) == (True, 13, True)
+    await store.close()
+
+
 async def test_a_cancelled_claim_is_not_kept(tmp_path: Path) -> None:
     fs = FaultyFs(sync_delay_s=0.05)
     store = await open_store_for_writing(str(tmp_path), StoreOptions(), fs=fs)

@@ -13,15 +13,16 @@ from tests.unit.store.killable_fs import KillableFs
 
 
 class JsonlHome:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, syncs: bool = True) -> None:
         self.path = path
+        self.syncs = syncs
         self._files: dict[int, KillableFs] = {}
 
     def options(self, **options: Any) -> StoreOptions:
         return StoreOptions(**{"backend": "jsonl", "claim_timeout_s": 2.0, **options})
 
     async def open(self, **options: Any) -> Store:
-        files = KillableFs()
+        files = KillableFs(syncs=self.syncs)
         store = await open_store_for_writing(str(self.path), self.options(**options), fs=files)
         self._files[id(store)] = files
         return store
@@ -33,4 +34,4 @@ class JsonlHome:
 class TestJsonl(StoreContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> JsonlHome:
-        return JsonlHome(tmp_path / "home")
+        return JsonlHome(tmp_path / "home", syncs=False)

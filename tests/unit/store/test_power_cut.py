@@ -117,6 +117,23 @@ async def test_a_power_cut_after_every_call(seed: int | None) -> None:
         await check(disk, life, 0 if seed is None else 1, (seed, calls))
 
 
+@pytest.mark.parametrize("seed", range(1, 9))
+async def test_a_grant_outlives_a_power_cut_and_fences_the_earlier_writer(seed: int) -> None:
+    disk, life = Disk(), Life()
+    store, fs = await process(disk, 0)
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    await life.append(store, 0, 12, epoch=1, nonce="w")
+    assert (await store.open_writer(MAIN, "w2")).epoch == 2
+    fs.kill()
+    disk.crash(seed)
+    after, _ = await process(disk, 1)
+    for nonce, epoch, expected in (("w", 1, "store.fenced"), ("w2", 2, None)):
+        result = (await after.append([notes(12, 15, epoch=epoch, nonce=nonce)], sync=True))[0]
+        assert (None if result.error is None else result.error["code"]) == expected
+    await after.close()
+
+
 @pytest.mark.parametrize("seed", [11, 12])
 async def test_a_power_cut_inside_recovery(seed: int) -> None:
     """The log ends in a written batch that was not synced; the recovery is cut at each of its own calls, twice."""
