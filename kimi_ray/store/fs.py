@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Generator
-from typing import Protocol
+from typing import Protocol, cast
 
 from kimi_ray.errors import StoreError
 
@@ -241,11 +241,16 @@ def io_error(error: OSError, path: str) -> StoreError:
 
 @contextlib.contextmanager
 def io_errors(path: str) -> Generator[None]:
-    """Re-raise every ``OSError`` of the block as the ``StoreError`` that ``io_error`` gives."""
+    """Re-raise every ``OSError`` of the block as the ``StoreError`` that ``io_error`` gives.
+
+    Args:
+        path: What to name when the error itself names no path.
+    """
     try:
         yield
     except OSError as error:
-        raise io_error(error, path) from error
+        named = cast("object", error.filename)
+        raise io_error(error, named if isinstance(named, str) else path) from error
 
 
 def pwrite_all(fs: Fs, fd: int, data: bytes | memoryview, offset: int) -> None:

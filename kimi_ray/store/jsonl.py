@@ -21,7 +21,7 @@ from kimi_ray.store.commit import Committer, SyncStrategy
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
-from kimi_ray.store.fs import Fs, RealFs
+from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
@@ -106,7 +106,8 @@ class JsonlStore:
 
     async def _run(self, work: Callable[..., R], *args: Any) -> R:
         self._check_open()
-        return await finish_in(self._io, work, *args)
+        with io_errors(self._layout.home):
+            return await finish_in(self._io, work, *args)
 
     def _check_open(self) -> None:
         if self._closed:

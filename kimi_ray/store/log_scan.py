@@ -3,7 +3,8 @@
 G is the end of the unbroken run of verifying batches from the start of the file. What lies after G is *torn* (a write
 that a crash cut short) or *corrupt* (bytes that were whole once):
 
-- a verifying batch, or a closed row, after G: corrupt;
+- a verifying batch after G, or a closed row that counts more events than there are: corrupt (a closed row that counts
+  no more is the end of a closing batch that was cut short itself);
 - a full-length bad batch while the machine has not been restarted since the newest grant: corrupt, for the page cache
   loses nothing when only a process dies; likewise a bad first batch, which was synced before the log became visible;
 - anything else is torn: rows that verify are kept, for their acknowledgement may have been lost.
@@ -206,7 +207,7 @@ class LogScan:
             return Tail(self.good, 0)
         kept, damage = self._keep()
         at, seq = damage
-        if self._whole_after(self.good):
+        if self._whole_after(self.good, seq):
             raise corrupt(self._file, at, seq, "whole batches follow")
         if not self._is_cut() and not self._may_be_lost(kept, boot):
             raise corrupt(self._file, at, seq, "a complete batch does not verify")
@@ -260,11 +261,12 @@ class LogScan:
         header = self.header_line if self.batches_read == 0 else None
         return len(verified_prefix(row, payload, header)) == payload.count(b"\n")
 
-    def _whole_after(self, offset: int) -> bool:
-        """Whether a verifying batch or a closed row stands anywhere after ``offset``."""
+    def _whole_after(self, offset: int, seq: int) -> bool:
+        """Whether a verifying batch, or a closed row that counts events from ``seq`` on, stands after ``offset``."""
         for start, line in self._candidates(offset):
             if line.startswith(CLOSED_START):
-                if parse_closed_row(line) is not None:
+                closed = parse_closed_row(line)
+                if closed is not None and closed[1] > seq:
                     return True
                 continue
             row = parse_batch_row(line)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
-from kimi_ray.store.fs import Fs, RealFs
+from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import check_backend, require_identity
 from kimi_ray.store.jsonl import JsonlStore
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
@@ -45,7 +45,8 @@ class ReadStore:
         """``store.json``."""
 
     async def _run(self, work: Callable[..., R], *args: Any) -> R:
-        return await asyncio.to_thread(work, *args)
+        with io_errors(self._home):
+            return await asyncio.to_thread(work, *args)
 
     async def list(self, session_id: str | None = None) -> list[ListedLog]:
         """Headers of all logs, or of one session's; a broken log is reported in its row."""

@@ -75,7 +75,7 @@ class Owners:
         Returns:
             Per session the claim, or ``session.in_use`` {host, pid}.
         """
-        with self._claim_lock():
+        with self._claim_lock(), io_errors(self._layout.owners):
             busy = [self._busy(session_id) for session_id, _ in wanted]
             free = [want for want, error in zip(wanted, busy, strict=True) if error is None]
             owners = iter(self._take(free))
@@ -239,7 +239,8 @@ def is_held(fs: Fs, path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with io_errors_but_blocking(path):
+            fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from kimi_ray.store.claims import Claims
+from kimi_ray.store.fs import io_errors
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.recovery import touch_or_reserved
@@ -57,7 +58,8 @@ class StreamTable:
         try:
             await self._claims.claim(stream.session_id, None, stream)
             try:
-                log = await finish_in(self._executor, make)
+                with io_errors(self._layout.home):
+                    log = await finish_in(self._executor, make)
             except BaseException:
                 await self._claims.let_go(stream.session_id, stream)
                 raise

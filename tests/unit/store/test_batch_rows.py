@@ -161,12 +161,18 @@ def test_an_old_batch_appended_is_corrupt(boot: str) -> None:
     assert caught.value.details == {"file": "log", "offset": len(log), "seq": 6}
 
 
-def test_a_closed_row_after_damage_is_corrupt_even_after_a_restart_of_the_machine() -> None:
+def test_a_closing_batch_that_was_cut_short_itself_is_torn() -> None:
     log, ends = build([2, 4], closed=True)
-    damaged = bytearray(log)
-    damaged[ends[1] + 12] ^= 1
+    damaged = log[: ends[1]] + b"\0" * 30 + log[ends[1] + 30 :]
+    lines, scan, _ = read(damaged, OTHER)
+    assert (len(lines), scan.good, scan.closed) == (6, ends[1], False)
+
+
+def test_a_closed_row_that_counts_lost_events_is_corrupt() -> None:
+    log, ends = build([2, 4], closed=True)
+    damaged = log[: ends[0]] + b"\0" * (ends[1] - ends[0] + 30) + log[ends[1] + 30 :]
     with pytest.raises(StoreError):
-        read(bytes(damaged), OTHER)
+        read(damaged, OTHER)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 4096, HEADER[:20], HEADER, HEADER + b'{"batch":0,"se'])
