@@ -12,12 +12,14 @@ from pydantic_core import from_json
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
 from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.orphans import attempts_made, stop_orphans
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.session_log import SessionLog
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt
@@ -82,6 +84,9 @@ class LiveSession:
         self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main)
         self._services = services
         self._next_number: int | None = 1 if known_empty else None
+        self._known_empty = known_empty
+        self._swept = False
+        self._sweeping = asyncio.Lock()
         self._numbering = asyncio.Lock()
         self._addressing: dict[str, asyncio.Lock] = {}
         self._models: dict[str, ResolvedModel] = {main.spec.model.name: main.spec.model}
@@ -285,6 +290,25 @@ class LiveSession:
         known = (value.get("last_prompt"), value.get("last_turn_reason"))
         if (prompt or known[0], reason or known[1]) != known:
             self.document.note(Activity(self.id, max(at, int(value["updated_at"])), prompt, reason))
+
+    async def after_loss(self, spec: SwarmSpec) -> SwarmSpec:
+        """A swarm that may have begun on a host that was lost: nothing of it runs on, and its attempts count.
+
+        Raises:
+            KimiRayError: an orphan could not be closed.
+        """
+        if self._known_empty:
+            return spec
+        services = self._services
+        async with self._sweeping:
+            if not self._swept:
+                within_s = services.config.close_timeout_s + 5.0
+                await stop_orphans(services.cluster, self.id, self.agents, within_s)
+                self._swept = True
+        before = await attempts_made(services.store, self.id, spec.run_id)
+        for key, made in spec.attempts_before.items():
+            before[key] = max(made, before.get(key, 0))
+        return replace(spec, attempts_before=before)
 
     def register_agents(self, entries: list[AgentEntry]) -> None:
         """Subagents exist."""

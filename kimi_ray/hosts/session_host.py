@@ -244,6 +244,9 @@ class SessionHost:
         live = self._session(spec.session_id)
         if spec.run_id in live.swarms:
             return
+        spec = await live.after_loss(spec)
+        if spec.run_id in live.swarms:
+            return
 
         def registered(entries: list[AgentEntry]) -> None:
             live.register_agents(entries)
