@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,10 @@ class JsonlMachine(StoreMachine):
     @staticmethod
     def make_home() -> JsonlHome:  # type: ignore[override]
         return JsonlHome(Path(tempfile.mkdtemp(prefix="kimi-ray-store-")) / "home", syncs=False)
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.home.path.parent)
 
 
 TestJsonlMachine = JsonlMachine.TestCase
