@@ -93,6 +93,9 @@ class LiveAgent:
         self._handled: dict[str, int | None] = {}
         self._signal: TurnSignal | None = None
         self._driver: asyncio.Task[None] | None = None
+        self._undurable: set[str] = set()
+        self._untold: dict[str, Outcome] = {}
+        self._settlers: set[asyncio.Task[None]] = set()
         self._closed = False
         self.failure: KimiRayError | None = None
 
@@ -113,6 +116,7 @@ class LiveAgent:
         for event in closing_events(journal.log.order, next_seq=journal.log.next_seq, recovered_at=now):
             journal.append(event["type"], event["data"], surface=event.get("surface"), sources=event.get("sources"))
         continued: list[str] = []
+        ended: list[str] = []
         for record in list(fold.prompts.values()):
             if record.state not in ("running", "steered"):
                 continue
@@ -130,6 +134,8 @@ class LiveAgent:
                 turn=record.turn,
                 error=error_of(reason),
             )
+            ended.append(record.prompt_id)
+        self._settle_soon(ended)
         self._continuations = [(prompt_id, "recovery") for prompt_id in continued]
         if self._continuations or len(self.prompts):
             self._wake()
@@ -151,14 +157,23 @@ class LiveAgent:
                 self.prompts.accept(spec)
         self._wake()
 
+    def is_waiting(self, prompt_id: str) -> bool:
+        """Whether a prompt is accepted and its end is not durable yet; False also for one that is not known."""
+        record = self.journal.fold.prompts.get(prompt_id)
+        return record is not None and (record.state not in FINAL_STATES or prompt_id in self._undurable)
+
     def outcome(self, prompt_id: str) -> Outcome | None:
-        """The end of a prompt or continuation, or None while it is on its way.
+        """The end of a prompt or continuation, or None until it is durable.
 
         Raises:
             AgentError: ``prompt.not_found``.
         """
         fold = self.journal.fold
         record = self.prompts.get(prompt_id)
+        if prompt_id in self._undurable:
+            return None
+        if prompt_id in self._untold:
+            return self._untold[prompt_id]
         if record is None:
             if prompt_id not in self._handled:
                 raise AgentError(f"there is no prompt {prompt_id} at {self.stream}", code="prompt.not_found")
@@ -175,8 +190,6 @@ class LiveAgent:
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
         """Cancel a prompt, or all: the queued ones first, then the running turn. Returns the ids it hit."""
         hit = self.prompts.cancel_queued(prompt_id)
-        for cancelled in hit:
-            self._announce(cancelled)
         dropped = [entry for entry in self._continuations if prompt_id is None or entry[0] == prompt_id]
         if self._signal is not None and (prompt_id is None or prompt_id in self.prompts.active):
             hit.extend(self.prompts.active)
@@ -186,7 +199,7 @@ class LiveAgent:
             if self.prompts.get(entry[0]) is not None:
                 self.prompts.finish(entry[0], "cancelled")
                 hit.append(entry[0])
-                self._announce(entry[0])
+        self._settle_soon([cancelled for cancelled in hit if self.prompts.is_final(cancelled)])
         return hit
 
     def set_model(self, model: ResolvedModel, provider: ChatProvider) -> None:
@@ -244,6 +257,8 @@ class LiveAgent:
             if self.failure is not None:
                 driver.cancel()
             await asyncio.wait([driver])
+        if self._settlers:
+            await asyncio.wait(self._settlers)
         await self._environment.close()
 
     def _wake(self) -> None:
@@ -270,6 +285,7 @@ class LiveAgent:
                 self.fence()
                 return
             settled = list(dict.fromkeys([*self.prompts.active, *ids]))
+            self._undurable.update(settled)
             self.prompts.settle(turn, _STATE_OF_KIND.get(reason["kind"], "failed"), error_of(reason))
             for prompt_id in ids:
                 if prompt_id in self._handled:
@@ -277,16 +293,30 @@ class LiveAgent:
             await self._settle_durably(settled)
         self._on_idle()
 
+    def _settle_soon(self, prompt_ids: list[str]) -> None:
+        """Prompts ended outside a turn: tell of it once it is durable."""
+        if not prompt_ids:
+            return
+        self._undurable.update(prompt_ids)
+        task = asyncio.get_running_loop().create_task(self._settle_durably(prompt_ids))
+        self._settlers.add(task)
+        task.add_done_callback(self._settlers.discard)
+
     async def _settle_durably(self, prompt_ids: list[str]) -> None:
         try:
             await self.journal.flush()
         except KimiRayError as error:
             # The events stay retained and go on being sent; who waits for the result must hear of it now.
+            self._undurable.difference_update(prompt_ids)
             for prompt_id in prompt_ids:
-                self._on_outcome(prompt_id, self._undurable(prompt_id, error))
+                told = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
+                self._on_outcome(prompt_id, told)
             return
+        self._undurable.difference_update(prompt_ids)
         for prompt_id in prompt_ids:
-            self._announce(prompt_id)
+            outcome = self.outcome(prompt_id)
+            if outcome is not None:
+                self._on_outcome(prompt_id, outcome)
 
     def _next_work(self) -> tuple[list[str], TurnInput] | None:
         if self._continuations:
@@ -321,14 +351,6 @@ class LiveAgent:
             sampling=sampling,
             header_extra=_wire_settings(model),
         )
-
-    def _announce(self, prompt_id: str) -> None:
-        outcome = self.outcome(prompt_id)
-        if outcome is not None:
-            self._on_outcome(prompt_id, outcome)
-
-    def _undurable(self, prompt_id: str, error: KimiRayError) -> Outcome:
-        return self._outcome(prompt_id, "failed", None, error.to_data())
 
     def _outcome(self, prompt_id: str, state: PromptState, turn: int | None, error: dict[str, Any] | None) -> Outcome:
         fold = self.journal.fold

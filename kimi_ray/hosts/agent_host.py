@@ -133,16 +133,23 @@ class AgentHost:
 
     async def wait_any(self, waits: list[tuple[Stream, str]], timeout_s: float) -> list[Outcome]:
         """The prompts among ``waits`` that have ended; waits for the first one, at most ``timeout_s``."""
-        ready: list[Outcome] = []
-        missing: list[tuple[Stream, str]] = []
-        for stream_data, prompt_id in waits:
-            stream = Stream(*stream_data)
-            outcome = self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
-            if outcome is not None:
-                ready.append(outcome)
+        # A driver may wait for thousands of prompts here, and asks again after each answer: this is a hot loop.
+        by_stream: dict[Stream, set[str]] = {}
+        for stream, prompt_id in waits:
+            found = by_stream.get(stream)
+            if found is None:
+                by_stream[stream] = {prompt_id}
             else:
-                missing.append((stream, prompt_id))
-        return ready or await self._outcomes.wait(missing, timeout_s)
+                found.add(prompt_id)
+        ready: list[Outcome] = []
+        for stream, prompt_ids in by_stream.items():
+            agent = self._agents.get(stream)
+            for prompt_id in prompt_ids:
+                if agent is None or not agent.is_waiting(prompt_id):
+                    outcome = self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
+                    if outcome is not None:
+                        ready.append(outcome)
+        return ready or await self._outcomes.wait(by_stream, timeout_s)
 
     async def cancel(
         self, stream: Stream, prompt_id: str | None, cause: str, limit: dict[str, Any] | None = None

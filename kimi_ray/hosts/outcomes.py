@@ -23,7 +23,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._ended: OrderedDict[Key, Outcome] = OrderedDict()
-        self._waits: dict[Key, set[_Wait]] = {}
+        self._waits: dict[Stream, set[_Wait]] = {}
 
     def get(self, key: Key) -> Outcome | None:
         """The outcome of a prompt, if it is remembered."""
@@ -34,20 +34,20 @@ class Outcomes:
         self._ended[key] = outcome
         if len(self._ended) > KEPT:
             self._ended.popitem(last=False)
-        for wait in self._waits.pop(key, ()):
+        for wait in self._waits.get(key[0], ()):
             wait.take(outcome)
 
     def drop(self, stream: Stream, error: KimiRayError) -> None:
         """The agent does not live here any more: whoever still waits for its prompts hears the error."""
-        for key in [key for key in self._waits if key[0] == stream]:
-            for wait in self._waits.pop(key):
-                wait.take(failed_outcome(stream, key[1], error))
+        for wait in self._waits.get(stream, ()):
+            for prompt_id in wait.prompts[stream]:
+                wait.take(self._ended.get((stream, prompt_id)) or failed_outcome(stream, prompt_id, error))
 
-    async def wait(self, keys: list[Key], timeout_s: float) -> list[Outcome]:
+    async def wait(self, prompts: dict[Stream, set[str]], timeout_s: float) -> list[Outcome]:
         """The first of these prompts to end, with those that end right behind it; empty at the time-out."""
-        wait = _Wait(gather=len(keys) > 1)
-        for key in keys:
-            self._waits.setdefault(key, set()).add(wait)
+        wait = _Wait(prompts)
+        for stream in prompts:
+            self._waits.setdefault(stream, set()).add(wait)
         try:
             async with asyncio.timeout(timeout_s):
                 await wait.ready.wait()
@@ -55,26 +55,28 @@ class Outcomes:
             pass
         finally:
             wait.cancel()
-            for key in keys:
-                waits = self._waits.get(key)
-                if waits is not None:
-                    waits.discard(wait)
-                    if not waits:
-                        del self._waits[key]
-        return wait.outcomes
+            for stream in prompts:
+                waits = self._waits[stream]
+                waits.discard(wait)
+                if not waits:
+                    del self._waits[stream]
+        return list(wait.outcomes.values())
 
 
 class _Wait:
-    __slots__ = ("_gather", "_timer", "outcomes", "ready")
+    __slots__ = ("_gather", "_timer", "outcomes", "prompts", "ready")
 
-    def __init__(self, *, gather: bool) -> None:
-        self.outcomes: list[Outcome] = []
+    def __init__(self, prompts: dict[Stream, set[str]]) -> None:
+        self.prompts = prompts
+        self.outcomes: dict[Key, Outcome] = {}
         self.ready = asyncio.Event()
-        self._gather = gather
+        self._gather = len(prompts) > 1
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+        if outcome.prompt_id not in self.prompts[outcome.stream]:
+            return
+        self.outcomes[outcome.stream, outcome.prompt_id] = outcome
         if not self._gather:
             self.ready.set()
         elif self._timer is None:

@@ -38,6 +38,8 @@ class MemoryStore:
         self.error: KimiRayError | None = None
         self.room = asyncio.Event()
         self.room.set()
+        self.disk = asyncio.Event()
+        self.disk.set()
 
     def take(self, event: SessionEvent) -> None:
         self.lines.append(event.line)
@@ -47,6 +49,7 @@ class MemoryStore:
 
     async def flush(self) -> None:
         await asyncio.sleep(0)
+        await self.disk.wait()
         if self.error is not None:
             raise self.error
         self.durable = len(self.lines)

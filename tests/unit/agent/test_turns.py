@@ -403,3 +403,33 @@ async def test_continue_turn_runs_without_a_message() -> None:
     assert outcome.result.state == "completed"
     assert counts == [1, 2]
     assert bench.of("turn/start")[1] == {"turn": 1, "prompts": [], "continuation": "user"}
+
+
+@pytest.mark.parametrize("how", ["completed", "cancelled"])
+async def test_no_end_is_told_before_it_is_durable(how: str) -> None:
+    probe = Probe()
+    probe.release.clear()
+    bench = AgentBench([Step.call("Probe"), "done", "two"], tools=(probe,))
+    bench.submit("one", "two")
+    async with asyncio.timeout(5):
+        await probe.started.wait()
+    bench.store.disk.clear()
+    prompt = "p0"
+    if how == "completed":
+        probe.release.set()
+        bench.store.disk.set()
+        await bench.until("assistant/message", count=2)
+        bench.store.disk.clear()
+        await bench.until("prompt/completed")
+    else:
+        prompt = "p1"
+        assert bench.agent.cancel("p1", "user") == ["p1"]
+    assert prompt in [data["prompt_id"] for data in bench.of("prompt/completed")]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert bench.agent.outcome(prompt) is None and prompt not in bench.outcomes
+    assert bench.agent.is_waiting(prompt)
+    probe.release.set()
+    bench.store.disk.set()
+    assert (await bench.result(prompt)).result.state == how
+    assert bench.agent.outcome(prompt) is not None
