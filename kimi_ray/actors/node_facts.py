@@ -55,9 +55,10 @@ async def _ask(node_id: str) -> dict[str, Any]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     where = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    task: Any = ray.remote(_facts).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+    remote: Any = ray.remote(_facts)
+    task: Any = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=where)
     try:
-        return await call(lambda: task.remote(), _NODE_BOUND_S, target=f"node {node_id}", method="versions")
+        return await call(task.remote, _NODE_BOUND_S, target=f"node {node_id}", method="versions")
     except KimiRayError as error:
         return {"error": error.to_data()}
 

@@ -96,7 +96,7 @@ def _programs() -> Iterator[Finding]:
     yield Finding("kimi-ray", "OK", __version__)
     ray = found["ray"]
     if ray is None:
-        yield Finding("ray", "FAIL", "not installed", "pip install -c constraints.txt kimi-ray; --address in-process needs none")
+        yield Finding("ray", "FAIL", "not installed", "pip install -c constraints.txt kimi-ray; in-process needs none")
     elif _numbers(ray) < _LEAST_RAY:
         yield Finding("ray", "FAIL", ray, "pip install -U 'ray>=2.50', the same on every node")
     else:
@@ -173,12 +173,13 @@ def _memory(config: RuntimeConfig) -> Iterator[Finding]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted_files = min(4 * _LEAST_FILES, hard) if hard > 0 else 4 * _LEAST_FILES
     few = soft != resource.RLIM_INFINITY and soft < _LEAST_FILES
     yield Finding(
         "open files",
         "WARN" if few else "OK",
         f"limit {soft}",
-        f"ulimit -n {min(_LEAST_FILES * 4, hard) if hard > 0 else _LEAST_FILES * 4} before large swarms" if few else None,
+        f"ulimit -n {wanted_files} before large swarms" if few else None,
     )
     if config.address is not None:
         return
@@ -212,7 +213,7 @@ def _cluster(config: RuntimeConfig) -> Iterator[Finding]:
     yield Finding("cluster", "OK", f"{len(nodes)} nodes at {config.address}")
     mine = program_versions()
     for node in nodes:
-        name = f"node {str(node['address'])}"
+        name = f"node {node['address']}"
         if node.get("error"):
             yield Finding(name, "FAIL", str(node["error"]["message"]), "look at that node: it takes no work")
             continue

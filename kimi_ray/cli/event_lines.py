@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from kimi_ray.cli.printing import one_line, safe
 from kimi_ray.events import SessionEvent
@@ -34,16 +34,13 @@ def blocks_text(content: Any) -> str:
         return content
     if not isinstance(content, list | tuple):
         return _blob(content)
-    parts: list[str] = []
-    for block in content:  # pyright: ignore[reportUnknownVariableType]
-        parts.append(_block(block))
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for block in cast("Sequence[Any]", content) if (part := _block(block)))
 
 
 def _block(block: Any) -> str:
     if not isinstance(block, dict):
         return str(block)
-    data: dict[str, Any] = block
+    data = cast("dict[str, Any]", block)
     kind = data.get("type")
     if kind == "text":
         return str(data.get("text", ""))
@@ -58,14 +55,14 @@ def _block(block: Any) -> str:
 
 def _blob(value: Any) -> str:
     if isinstance(value, dict) and "$blob" in value:
-        data: dict[str, Any] = value
+        data = cast("dict[str, Any]", value)
         return f"[{data.get('bytes')} bytes in {data['$blob']}]"
-    return str(value)
+    return str(cast("object", value))
 
 
 def _full_text(event: SessionEvent) -> str:
     data = event.data
-    if event.type == "user/message" or event.type == "prompt/submitted":
+    if event.type in ("user/message", "prompt/submitted"):
         return blocks_text(data["content"])
     if event.type in ("assistant/message", "tool/result"):
         return blocks_text(data["message"]["content"])
@@ -83,7 +80,7 @@ def _pairs(data: Any) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        table: dict[str, Any] = value
+        table = cast("dict[str, Any]", value)
         return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in list(table.items())[:4]) + "}"
     if isinstance(value, list | tuple):
         return f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
@@ -123,7 +120,7 @@ def _response(data: Any) -> str:
 
 def _result(data: Any) -> str:
     blocks = data["message"]["content"]
-    failed = any(isinstance(block, dict) and block.get("is_error") for block in blocks)
+    failed = any(block.get("is_error") for block in blocks)
     code = data.get("exit_code")
     return ("failed: " if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
 

@@ -108,7 +108,7 @@ async def agent_facts(store: ReadStore, stream: Stream, header: dict[str, Any], 
             text = _last_text(fold)
     totals = fold.totals()
     usage = totals.usage
-    parent = header.get("parent") or {}
+    parent: dict[str, Any] = header.get("parent") or {}
     return AgentFacts(
         agent_id=stream.agent_id,
         parent=parent.get("agent_id"),

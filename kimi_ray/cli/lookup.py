@@ -91,11 +91,16 @@ def agent_order(agent_id: str) -> tuple[int, str]:
 
 async def _find_rollout(store: ReadStore, text: str) -> Stream:
     for at in (at for at, char in enumerate(text) if char == ":"):
-        directory = Path(text[:at]).expanduser()
-        if text[:at] and (directory / _MANIFEST).is_file():
+        directory = _run_directory(text[:at])
+        if directory is not None:
             return await _in_directory(store, directory, text[at + 1 :])
     run, _, item = text.partition(":")
     return await _in_headers(store, run, item)
+
+
+def _run_directory(text: str) -> Path | None:
+    directory = Path(text).expanduser()
+    return directory if text and (directory / _MANIFEST).is_file() else None
 
 
 async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
@@ -168,7 +173,7 @@ def _no_session(text: str) -> SessionError:
 def run_of(value: dict[str, Any]) -> str | None:
     """The run that a session's document names, or None."""
     for place in ("custom", "tags"):
-        table = value.get(place)
-        if isinstance(table, dict) and table.get("run_id"):
+        table: dict[str, Any] = value.get(place) or {}
+        if table.get("run_id"):
             return str(table["run_id"])
     return None

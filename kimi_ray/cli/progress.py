@@ -118,7 +118,7 @@ class LineView:
         self._stream = stream
         self._every_s = every_s
         self._said_at = time.monotonic()
-        self._said = ""
+        self._said: str = ""
         self._last: SwarmProgress | None = None
         self._failures = 0
 

@@ -29,9 +29,7 @@ def run(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT|@FILE", help="What the agent is to do.")],
     model: Model = None,
     base_url: BaseUrl = None,
-    profile: Annotated[
-        str, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare.")
-    ] = PROFILE,
+    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare.")] = PROFILE,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT|@FILE", help="In place of the profile's.")
     ] = None,

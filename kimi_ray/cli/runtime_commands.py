@@ -17,7 +17,7 @@ _NO_CLUSTER = "no cluster: name one with --address (a local Ray ends with its ow
 def status(json: Json = False, home: Home = None, address: Address = None, namespace: Namespace = None) -> None:
     """What runs in a cluster: runtimes, their hosts, sessions, agents, drivers, and orphans.
 
-    With --json: {"address", "namespace", "runtimes": [{"home_id", "home", "hosts", "drivers", "actors", "error"?, ...}]}.
+    With --json: {"address", "namespace", "runtimes": [{"home_id", "home", "hosts", "leases", "actors", "error"?}]}.
     """
     from kimi_ray.actors.operate import status as ask
 
@@ -100,7 +100,8 @@ def _print_runtime(runtime: dict[str, Any]) -> None:
     say(f"  nodes     {len(alive)}")
     if runtime.get("ending"):
         say("  it is ending")
-    for kind, error in (runtime.get("failures") or {}).items():
+    failures: dict[str, dict[str, Any]] = runtime.get("failures") or {}
+    for kind, error in failures.items():
         say(f"  the last start of {kind} failed: {one_line(str(error.get('message')), 200)}")
     rows = [
         [

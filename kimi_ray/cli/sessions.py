@@ -27,8 +27,9 @@ _FOLDS_AT_ONCE = 4
 SessionArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SESSION", help="@last, an id or its end, SESSION/AGENT, or a rollout: RUN:ITEM[#REPEAT] (RUN: a run"
-        " directory or run id)."
+        metavar="SESSION",
+        help="@last, an id or its end, SESSION/AGENT, or a rollout: RUN:ITEM[#REPEAT] (RUN: a run"
+        " directory or run id).",
     ),
 ]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="ID", help="This agent, e.g. agent-3 or 3.")]
@@ -124,7 +125,7 @@ def show(
 def tail(
     session: SessionArgument,
     agent: AgentOption = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many of the newest events.")] = _TAIL,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many of the newest.")] = _TAIL,
     from_seq: Annotated[
         int | None, typer.Option("--from", metavar="SEQ", min=0, help="Begin with this event instead.")
     ] = None,
@@ -198,7 +199,11 @@ async def _shown(store: ReadStore, home: str, session_id: str, only: str | None,
             return await agent_facts(store, log.stream, log.header or {}, live=live)
 
     readable = [log for log in logs if log.header is not None]
-    broken = [{"agent_id": log.stream.agent_id, "error": log.error} for log in logs if log.header is None]
+    broken = [
+        {"agent_id": log.stream.agent_id, "error": log.error or {"message": "unreadable"}}
+        for log in logs
+        if log.header is None
+    ]
     return {
         "session": _listed(document) if document is not None else {"session_id": session_id},
         "live": live,
@@ -236,7 +241,7 @@ def _print_session(found: dict[str, Any]) -> None:
     head = ["agent", "item", "profile", "state", "turns", "steps", "tools", "in", "out", "events", "last"]
     say(table(head, rows, width=terminal_width(sys.stdout), right="....rrrrrr"))
     for one in found["broken"]:
-        say(f"{one['agent_id']}: {safe(str((one['error'] or {}).get('message')))}")
+        say(f"{one['agent_id']}: {safe(one['error']['message'])}")
     if found["more"]:
         tell(f"{found['more']} more agents: --limit {len(agents) + found['more']}")
 

@@ -46,8 +46,11 @@ def swarm(
     ] = None,
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tools", metavar="NAMES", help="Read,Grep,package.module:function ...; none. [the profile's"
-        " less Bash, Write, Edit]"),
+        typer.Option(
+            "--tools",
+            metavar="NAMES",
+            help="Read,Grep,package.module:function ...; none. [the profile's less Bash, Write, Edit]",
+        ),
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X")] = None,
     max_output_tokens: Annotated[
@@ -69,7 +72,7 @@ def swarm(
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option("--retries", metavar="N", help="New attempts after infra, provider, rate_limit, store errors. [0]"),
+        typer.Option("--retries", metavar="N", help="After infra, provider, rate_limit, store errors. [0]"),
     ] = None,
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="N|P%", help="End the run early after so many failed rollouts.")
@@ -80,8 +83,12 @@ def swarm(
     ] = None,
     workdir: Annotated[
         str | None,
-        typer.Option("--workdir", metavar="SPEC", help="none, shared[:DIR], copy[:DIR]; DIR may hold {{column}}. [the"
-        " current directory, shared, for agents with tools]"),
+        typer.Option(
+            "--workdir",
+            metavar="SPEC",
+            help="none, shared[:DIR], copy[:DIR]; DIR may hold {{column}}. [the"
+            " current directory, shared, for agents with tools]",
+        ),
     ] = None,
     keep_workdirs: Annotated[bool, typer.Option("--keep-workdirs", help="Leave the copies in place.")] = False,
     allow_shared_writes: Annotated[

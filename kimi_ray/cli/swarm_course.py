@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kimi_ray.config import RuntimeConfig
     from kimi_ray.hosts.swarm_words import SwarmProgress
     from kimi_ray.runs import SwarmReport
-    from kimi_ray.runs.plan import RunPlan
     from kimi_ray.runs.execute import RunSink
+    from kimi_ray.runs.plan import RunPlan
     from kimi_ray.runtime import Runtime
     from kimi_ray.swarm_handle import SwarmHandle
 
@@ -280,7 +280,7 @@ class Watch:
 @asynccontextmanager
 async def watched(
     handle: SwarmHandle, *, quiet: bool = False, interrupts: Interrupts | None = None
-) -> AsyncIterator[Watch]:
+) -> AsyncGenerator[Watch]:
     """Show a swarm on stderr while it runs, and let Ctrl-C end it."""
     view = progress_view(quiet=quiet)
     mine = interrupts if interrupts is not None else Interrupts()

@@ -135,7 +135,7 @@ def check_price(model: ResolvedModel, *limits: Limits | None) -> None:
         raise ConfigError(
             f"the cost of the model {model.name!r} cannot be bounded: its price is not known",
             code="limit.needs_price",
-            hint=f"write price = {{input = ..., output = ...}} (US dollars per million tokens) into [models.{model.name}]",
+            hint=f"write price = {{input = ..., output = ...}} (dollars per million tokens) into [models.{model.name}]",
         )
 
 
@@ -215,9 +215,7 @@ def _denied(arguments: SwarmArguments) -> list[str]:
     return [] if arguments.items in (None, "-") else [str(arguments.items)]
 
 
-def _recorded(
-    said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
-) -> tuple[SwarmArguments, str]:
+def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path) -> tuple[SwarmArguments, str]:
     try:
         recorded = SwarmArguments.model_validate(manifest["arguments"])
         prompt = cast("Mapping[str, Any]", manifest["prompt"])["text"]

@@ -1,0 +1,70 @@
+"""Every example runs as it stands, offline, and does what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def run(example: str, *arguments: str, cwd: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_review_swarm(tmp_path: Path) -> None:
+    folder = tmp_path / "some sources"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "one.py").write_text("import os\n\n\ndef first():\n    pass\n")
+    (folder / "deep" / "two.py").write_text("class Second:\n    x = 1\n")
+    out = run("review_swarm.py", str(folder), "--out", "a run", cwd=tmp_path)
+    assert "one.py: 5 lines, first definition: def first" in out
+    assert "deep/two.py: 2 lines, first definition: class Second" in out
+    assert "2 of 2 completed" in out
+    rows = [json.loads(line) for line in (tmp_path / "a run" / "results.jsonl").read_text().splitlines()]
+    assert {row["item_id"] for row in rows} == {"one.py", "deep/two.py"}
+    assert all(row["tool_calls"] == 1 for row in rows)
+
+
+def test_own_tool(tmp_path: Path) -> None:
+    out = run("own_tool.py", cwd=tmp_path)
+    lines = (EXAMPLES / "own_tool.py").read_bytes().count(b"\n")
+    assert out.startswith(f"own_tool.py has {lines} lines.\n")
+    assert 'measure {"path":"own_tool.py","unit":"lines"}' in out
+
+
+def test_edit_and_test(tmp_path: Path) -> None:
+    out = run("edit_and_test.py", cwd=tmp_path)
+    assert "exit code 1" in out
+    assert "exit code 0" in out
+    assert out.index("exit code 1") < out.index("Edit") < out.index("exit code 0")
+    assert "the original is as it was: True" in out
+
+
+def test_all_examples_are_run_here() -> None:
+    text = Path(__file__).read_text()
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 120
