@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 
@@ -16,6 +16,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.ports import NodeInfo, is_lost, registry_name, store_name
+from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
 BOOTSTRAP_BOUND_S = 90.0
@@ -76,7 +77,7 @@ async def _join(cluster: RayCluster, connection: Connection) -> None:
     deadline = loop.time() + JOIN_TRIES_BOUND_S
     while True:
         try:
-            await _create(cluster)
+            await _create(cluster, checked=connection.config.address is not None)
             await cluster.start_host("registry", registry_name(cluster.home_id))
             await connection.greet()
             return
@@ -87,16 +88,52 @@ async def _join(cluster: RayCluster, connection: Connection) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-async def _create(cluster: RayCluster) -> None:
-    """For a runtime that is not there, create the stores beside the registry, which would only do so once it runs."""
+async def _create(cluster: RayCluster, *, checked: bool) -> None:
+    """For a runtime that is not there, create the stores beside the registry, which would only do so once it runs.
+
+    ``checked``: first see that the cluster has this program; actors that cannot be imported restart for ever.
+    """
     try:
         await cluster.handle(registry_name(cluster.home_id))
     except RuntimeFault as error:
         if error.code != "infra.actor_died":
             raise
+        if checked:
+            await check_program(cluster.spec.runtime_env)
         await cluster.create("registry", registry_name(cluster.home_id))
         for shard in range(cluster.spec.config.shards):
             await cluster.create("store", store_name(cluster.home_id, shard))
+
+
+async def check_program(runtime_env: dict[str, Any] | None) -> None:
+    """See that a worker of the cluster imports kimi_ray, in this version, on this Python.
+
+    Raises:
+        RuntimeFault: ``runtime.version_mismatch`` {versions}.
+    """
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
+    if runtime_env is not None:
+        options["runtime_env"] = runtime_env
+    task = ray_remote(program_versions).options(**options)
+    mine = program_versions()
+    try:
+        theirs = await call(task.remote, BOOTSTRAP_BOUND_S, target="the cluster", method="versions")
+    except KimiRayError as error:
+        if error.code != "internal":
+            raise
+        raise _other_program(mine, None, error) from error
+    if theirs != mine:
+        raise _other_program(mine, theirs, None)
+
+
+def _other_program(mine: dict[str, str], theirs: dict[str, str] | None, cause: KimiRayError | None) -> RuntimeFault:
+    what = f"has {theirs}" if theirs is not None else "cannot import kimi_ray"
+    return RuntimeFault(
+        f"the cluster {what}, this program is {mine}",
+        code="runtime.version_mismatch",
+        hint="install the same kimi-ray on all nodes, or give it in the runtime_env (py_modules or working_dir)",
+        details={"mine": mine, "theirs": theirs, "cause": None if cause is None else cause.to_data()},
+    )
 
 
 async def _spec(config: RuntimeConfig, runtime_env: dict[str, Any] | None) -> RaySpec:
@@ -144,13 +181,10 @@ def home_id_here(config: RuntimeConfig) -> str:
 
 
 async def _home_id_there(config: RuntimeConfig, storage: dict[str, float], runtime_env: dict[str, Any] | None) -> str:
-    import ray
-
     options: dict[str, Any] = {"num_cpus": 0, "resources": storage, "max_retries": 0}
     if runtime_env is not None:
         options["runtime_env"] = runtime_env
-    remote: Any = ray.remote(_home_id_as_data)
-    task = remote.options(**options)
+    task = ray_remote(_home_id_as_data).options(**options)
     kept = config_for_actors(config)
     answer = await call(lambda: task.remote(kept), BOOTSTRAP_BOUND_S, target="the storage node", method="home_id")
     if not isinstance(answer, str):
@@ -163,6 +197,13 @@ def _home_id_as_data(config: RuntimeConfig) -> str | dict[str, Any]:
         return home_id_here(config)
     except KimiRayError as error:
         return error.with_details(host=os.uname().nodename).to_data()
+
+
+def ray_remote(function: Any) -> Any:
+    """The function as a remote one, without Ray's own half-known types."""
+    import ray
+
+    return cast("Any", ray).remote(function)
 
 
 def _digest(runtime_env: dict[str, Any] | None) -> str | None:

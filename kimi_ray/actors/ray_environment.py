@@ -71,7 +71,7 @@ def own_token() -> Generator[None]:
 
     Ray turns the token mode on by itself when it starts.
     """
-    if any(os.environ.get(name) for name in _TOKEN_VARIABLES) or (Path.home() / ".ray" / "auth_token").exists():
+    if os.environ.get("RAY_AUTH_MODE") or has_token():
         yield
         return
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -82,6 +82,27 @@ def own_token() -> Generator[None]:
         for name in _TOKEN_VARIABLES:
             os.environ.pop(name, None)
         _forget_token()
+
+
+@contextlib.contextmanager
+def found_token() -> Generator[None]:
+    """Token mode for joining a cluster when there is a token; Ray's client would leave the token unused."""
+    if os.environ.get("RAY_AUTH_MODE") or not has_token():
+        yield
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    _forget_token()
+    try:
+        yield
+    finally:
+        os.environ.pop("RAY_AUTH_MODE", None)
+        _forget_token()
+
+
+def has_token() -> bool:
+    """Whether the user has a token where Ray looks for one."""
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
 
 
 @contextlib.contextmanager

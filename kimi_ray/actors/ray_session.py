@@ -23,6 +23,7 @@ from kimi_ray.actors.calls import AUTH_HINT
 from kimi_ray.actors.ray_environment import (
     LOG_FORMAT,
     driver_log_path,
+    found_token,
     inherited,
     own_token,
     pushed_messages_logged,
@@ -179,6 +180,7 @@ def _join(config: RuntimeConfig, runtime_env: dict[str, Any] | None, log_path: s
             details={"address": address},
         )
     _knock(address)
+    _while_ours.enter_context(found_token())
 
     def join() -> str:
         _ray().init(
@@ -216,9 +218,9 @@ def _bounded(work: Callable[[], str], timeout_s: float, what: str, code: str, lo
 
 def _refused(error: Exception, what: str, code: str, log_path: str) -> RuntimeFault:
     text = " ".join(str(error).split()) or type(error).__name__
-    lowered = text.lower()
+    lowered = " ".join(f"{type(part).__name__} {part}" for part in _chain(error)).lower()
     hint = f"Ray's own words are in {log_path}"
-    if type(error).__name__ == "AuthenticationError" or "authentication" in lowered or "unauthenticated" in lowered:
+    if "authenticationerror" in lowered or "unauthenticated" in lowered:
         code, hint = "runtime.auth", AUTH_HINT
     elif "version mismatch" in lowered:
         code, hint = "runtime.version_mismatch", "use the cluster's versions of Python and Ray"
@@ -228,6 +230,14 @@ def _refused(error: Exception, what: str, code: str, log_path: str) -> RuntimeFa
         hint=hint,
         details={"exception": type(error).__name__, "log": log_path},
     )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
 
 
 def _knock(address: str) -> None:
