@@ -5,6 +5,9 @@ Standard input is the life line: it ends when the host closes it, or when the ke
 Then, and when the command itself has ended, every process that the command started is killed: its group, and, where
 the kernel has subreapers, also those that made a session of their own. The exit code is the command's, 128 + n after
 signal n, 126 or 127 when it could not be started.
+
+It is two processes: Ray kills the children of a worker that ends, so the one that the host started only stands for the
+one that watches.
 """
 
 from __future__ import annotations
@@ -66,12 +69,13 @@ def _descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _kill_all(group: int) -> None:
-    """Kill the group and all descendants, until there is no child left to wait for (orphans become our children)."""
+def _kill_all(group: int | None) -> None:
+    """Kill the group, if one is named, and all descendants, until there is no child left (orphans become ours)."""
     deadline = time.monotonic() + _KILL_S
     while True:
-        with suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
+        if group is not None:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
         for pid in _descendants(os.getpid()):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -109,7 +113,17 @@ def _note(_number: int, _frame: object) -> None:
     """A signal only has to have a handler to arrive at the wakeup descriptor."""
 
 
-def _wait(child: int, host: int) -> int | None:
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _wait(child: int, host: int, stand_in: int) -> int | None:
     """The wait status of the command, or None when the life line was cut first."""
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
@@ -128,13 +142,28 @@ def _wait(child: int, host: int) -> int | None:
                 os.read(woken, 512)
             elif not os.read(0, 512):
                 return None
-        if os.getppid() != host:
+        if os.getppid() != stand_in or _is_gone(host):
             return None
+
+
+def _stand_in(watcher: int) -> int:
+    """What the host sees: it ends as the watcher does, and ends what a watcher leaves that was killed."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # the output ends with the command
+    os.dup2(1, 2)
+    _, status = os.waitpid(watcher, 0)
+    if os.WIFSIGNALED(status):
+        _kill_all(None)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def main(argv: list[str]) -> int:
     """Run ``argv`` to its end or to the host's, and leave nothing of it behind."""
-    host = os.getppid()
+    host, stand_in = os.getppid(), os.getpid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    watcher = os.fork()
+    if watcher:
+        return _stand_in(watcher)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     me = os.getpid()
     child = os.fork()
@@ -143,7 +172,7 @@ def main(argv: list[str]) -> int:
     with suppress(OSError):
         os.setpgid(child, child)  # in both, so that neither has to win the race
     # what it prints belongs to the command: holding its output open here would hide the end of it
-    status = _wait(child, host)
+    status = _wait(child, host, stand_in)
     _kill_all(child)
     if status is None:
         return 128 + signal.SIGKILL
