@@ -21,13 +21,14 @@ from kimi_ray.store.commit import Committer, SyncStrategy
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
+from kimi_ray.store.forking import fork_log
 from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
 from kimi_ray.store.layout import NO_WORKSPACE, Layout
 from kimi_ray.store.owners import Owner, Owners
-from kimi_ray.store.recovery import check_not_removed, touch_or_reserved
+from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
 from kimi_ray.store.removal import finish_removals, remove_session
 from kimi_ray.store.reservations import Reservations
 from kimi_ray.store.seam import (
@@ -195,9 +196,7 @@ class JsonlStore:
                 return grant
 
     async def _create(self, header: dict[str, Any], nonce: str) -> StreamLog:
-        stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
-        cwd = header.get("cwd")
-        workspace = workspace_id_of(cwd) if isinstance(cwd, str) else NO_WORKSPACE
+        stream, workspace = _target_of(header)
 
         def make() -> StreamLog:
             check_not_removed(self._layout, stream.session_id)
@@ -213,15 +212,18 @@ class JsonlStore:
         log = await self._streams.create(stream, make)
         if not log.born and log.nonce != nonce:
             log.header = header
+        await self._refuse_other(log, nonce)
+        return log
+
+    async def _refuse_other(self, log: StreamLog, nonce: str) -> None:
         if log.born and log.nonce != nonce:
-            await self._streams.drop(stream)
+            await self._streams.drop(log.stream)
             raise StoreError(
-                f"{stream} exists already",
+                f"{log.stream} exists already",
                 code="store.exists",
                 hint="open the existing log by its stream",
-                details={"stream": list(stream)},
+                details={"stream": list(log.stream)},
             )
-        return log
 
     async def append(self, batches: list[Batch], *, sync: bool) -> list[AppendResult]:
         """See ``Store.append``."""
@@ -286,6 +288,37 @@ class JsonlStore:
             epoch = log.epoch
             await self._streams.drop(stream)
             return LogView(view.header, view.next_seq, epoch, view.closers, view.cut, view.torn_bytes)
+
+    async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
+        """A new log with the first ``cut`` events of ``source``, granted to ``nonce``; idempotent by nonce.
+
+        Whole batches are copied without decoding. A live source is read as far as it is written: flush it first.
+
+        Raises:
+            StoreError: ``store.gap`` {expected} when the source is shorter, ``store.exists``, ``store.not_found``,
+                ``store.corrupt``, ``session.in_use``.
+        """
+        self._check_open()
+        target, workspace = _target_of(header)
+        read = self._reader.opener(source, self._streams.get(source))
+
+        def make() -> StreamLog:
+            check_not_removed(self._layout, target.session_id)
+            directory = self._layout.place(target.session_id, workspace)
+            self._layout.check_new_agent(target, directory)
+            try:
+                return touch(self._tools, self._layout, target)
+            except StoreError as error:
+                if error.code != "store.not_found":
+                    raise
+            with read() as opened:
+                return fork_log(
+                    self._tools, opened, cut, target, header, f"{directory}/agents/{target.agent_id}", nonce
+                )
+
+        log = await self._streams.create(target, make)
+        await self._refuse_other(log, nonce)
+        return await self.open_writer(target, nonce)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -357,6 +390,13 @@ class JsonlStore:
         await asyncio.to_thread(self._io.shutdown, wait=True)
         self._tools.descriptors.close()
         await self._claims.close()
+
+
+def _target_of(header: dict[str, Any]) -> tuple[Stream, str]:
+    """The stream that a header describes, and the workspace of its session if that is not placed yet."""
+    cwd = header.get("cwd")
+    stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
+    return stream, workspace_id_of(cwd) if isinstance(cwd, str) else NO_WORKSPACE
 
 
 def _session_fenced(session_id: str, grant: int, owner: Owner) -> StoreError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kimi_ray.errors import KimiRayError
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.fs import Fs, io_errors, names_in
 from kimi_ray.store.layout import LOG_NAME, Layout, not_found
-from kimi_ray.store.log_files import open_log
+from kimi_ray.store.log_files import LogSource, open_log
 from kimi_ray.store.log_read import read_header_line, read_page
 from kimi_ray.store.log_scan import parse_header
 from kimi_ray.store.recovery import check_not_removed
@@ -63,6 +65,17 @@ class JsonlReader:
         if page is None:
             raise not_found(stream)
         return page
+
+    def opener(self, stream: Stream, log: StreamLog | None) -> Callable[[], LogSource]:
+        """What opens the log for reading, as far as it is written."""
+
+        def opened() -> LogSource:
+            try:
+                return open_log(self._fs, self._directory(stream), size=_written(log)[0])
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_found(stream) from None
+
+        return opened
 
     def verify(self, stream: Stream, log: StreamLog | None) -> VerifyReport:
         """See ``verify.verify_log``."""

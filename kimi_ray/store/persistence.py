@@ -145,6 +145,10 @@ class PersistenceService:
         """See ``Store.close_writer``."""
         await (await self.store()).close_writer(stream, epoch, nonce)
 
+    async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
+        """See ``JsonlStore.fork``."""
+        return await (await self.store()).fork(source, cut, header, nonce)
+
     async def load(self, stream: Stream, is_live: bool | None = None) -> LogView:
         """See ``Store.load``."""
         return await (await self.store()).load(stream, is_live=is_live)
