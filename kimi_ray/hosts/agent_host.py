@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from typing import Any
+from typing import Any, ClassVar
 
 from dishka import AsyncContainer
 
@@ -49,7 +49,7 @@ class AgentHost:
         config: The runtime's settings.
     """
 
-    PORT: dict[str, Group] = {  # noqa: RUF012  a constant table
+    PORT: ClassVar[dict[str, Group]] = {
         "run_many": "default",
         "submit_many": "default",
         "wait_any": "wait",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from typing import Any, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
 from kimi_ray.hosts.ports import Group, HostKind
@@ -24,10 +24,8 @@ TRACEBACK_CHARS = 4000
 class Core(Protocol):
     """What an actor holds."""
 
-    @property
-    def PORT(self) -> dict[str, Group]:
-        """The methods that others may call, each with its concurrency group."""
-        ...
+    PORT: ClassVar[dict[str, Group]]
+    """The methods that others may call, each with its concurrency group."""
 
     async def start(self) -> None:
         """Begin; called once, before any other method."""

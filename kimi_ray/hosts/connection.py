@@ -77,7 +77,10 @@ class Connection:
         told = await asyncio.gather(
             *(self.cluster.peer(host.name).call("ping", timeout_s=CALL_BOUND_S, group="control") for host in hosts)
         )
-        return sum((Counter(ping["calls"]) for ping in told), Counter[str]())
+        calls = Counter[str]()
+        for ping in told:
+            calls.update(ping["calls"])
+        return calls
 
     async def bare_calls(self, count: int) -> float | None:
         """Seconds that ``count`` empty actor calls of this driver take; None where calls cost nothing."""

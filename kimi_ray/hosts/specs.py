@@ -88,8 +88,8 @@ class SessionSpec:
     create: bool
     main: AgentSpec
     title: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    tags: dict[str, str] = field(default_factory=dict[str, str])
     limits: Limits | None = None
     isolation: Isolation | None = None
     node_id: str | None = None

@@ -147,7 +147,7 @@ class StoreOptions:
     claim_timeout_s: float = 15.0
     """How long a claim waits for an owner that is dying (a detached actor outlives its driver by 1 to 4 s)."""
     expected_home_id: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Store(Protocol):
