@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.swarm_words import RowEntry, RowPage
@@ -13,9 +14,14 @@ _ENOUGH = 100
 
 
 class RowBuffer:
-    """Entries in order of completion."""
+    """Entries in order of completion, for one reader.
 
-    def __init__(self) -> None:
+    Args:
+        on_room: Called when entries were acknowledged.
+    """
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        self._on_room = on_room
         self._entries: list[RowEntry] = []
         self._base = 0
         self._done = False
@@ -49,19 +55,20 @@ class RowBuffer:
 
         A read that finds few waits a moment for more, so that a row does not cost a call.
         """
-        while len(self._entries) <= cursor - self._base and not self._done:
+        read = cursor - self._base
+        if read > 0:
+            # The page before has arrived: what it held need not be kept, and there is room again.
+            del self._entries[:read]
+            self._base = cursor
+            self._on_room()
+        while not self._entries and not self._done:
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), wait_s)
             except TimeoutError:
                 break
-        if not self._done and 0 < len(self._entries) - (cursor - self._base) < _ENOUGH:
+        if not self._done and 0 < len(self._entries) < _ENOUGH:
             await asyncio.sleep(_LINGER_S)
-        read = cursor - self._base
-        if read > 0:
-            # The page before has arrived: what it held need not be kept.
-            del self._entries[:read]
-            self._base = cursor
         page = tuple(self._entries[:max_rows])
         done = self._done and len(page) == len(self._entries)
         error = self._error.to_data() if done and self._error is not None else None

@@ -93,7 +93,6 @@ class SwarmRun:
         self._waiters: dict[str, OutcomeWaiter] = {}
         self._free: Counter[str] = Counter()
         self._balanced = 0.0
-        self._rows = RowBuffer()
         self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
         self._past = Spent()
         self._interruptions = 0
@@ -102,6 +101,7 @@ class SwarmRun:
         self._cancel_running = False
         self._limit: KimiRayError | None = None
         self._changed = asyncio.Event()
+        self._rows = RowBuffer(self._changed.set)
         self._fed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.agent_calls = 0
@@ -142,9 +142,7 @@ class SwarmRun:
 
     async def read(self, cursor: int, max_rows: int, wait_s: float) -> RowPage:
         """What has ended, from ``cursor`` on."""
-        page = await self._rows.read(cursor, max_rows, wait_s)
-        self._changed.set()
-        return page
+        return await self._rows.read(cursor, max_rows, wait_s)
 
     async def progress(self) -> SwarmProgress:
         """Where it stands."""
