@@ -42,11 +42,12 @@ def fast_echo(request: ChatRequest) -> Step:
 
 
 def command(request: ChatRequest) -> Step:
-    """The prompt ``sleeper FILE`` runs a command for minutes whose process id is in FILE; others are as ``echo``."""
+    """The prompt ``sleeper FILE`` runs a command for minutes, once, and has its process id in FILE; others echo."""
     last = request.messages[-1]["content"][0]
     text = said(request)
     if last["type"] != "tool-result" and text.startswith("sleeper "):
-        line = f"echo $$ > {text.split(' ', 1)[1]}; sleep 300"
+        file = text.removeprefix("sleeper ")
+        line = f"[ -e {file} ] || {{ echo $$ > {file}; sleep 300; }}"
         return Step(tool_calls=(tool_call("Bash", {"command": line, "timeout": 290}),))
     return Step(text=f"did {text}", latency_s=LATENCY_S)
 
