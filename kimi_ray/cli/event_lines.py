@@ -10,6 +10,8 @@ from kimi_ray.cli.printing import one_line, safe
 from kimi_ray.events import SessionEvent
 
 _TYPE_COLUMNS = 18
+_OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
+"""What a payload of another version, or a large one kept as a blob, runs into: it is then shown as it is."""
 
 
 def event_line(event: SessionEvent, width: int | None = 160) -> str:
@@ -62,16 +64,22 @@ def _blob(value: Any) -> str:
 
 def _full_text(event: SessionEvent) -> str:
     data = event.data
-    if event.type in ("user/message", "prompt/submitted"):
-        return blocks_text(data["content"])
-    if event.type in ("assistant/message", "tool/result"):
-        return blocks_text(data["message"]["content"])
+    try:
+        if event.type in ("user/message", "prompt/submitted"):
+            return blocks_text(data["content"])
+        if event.type in ("assistant/message", "tool/result"):
+            return blocks_text(data["message"]["content"])
+    except _OTHER_SHAPE:
+        return ""
     return ""
 
 
 def _about(event: SessionEvent) -> str:
-    describe = _DESCRIBE.get(event.type)
-    return describe(event.data) if describe is not None else _pairs(event.data)
+    describe = _DESCRIBE.get(event.type, _pairs)
+    try:
+        return describe(event.data)
+    except _OTHER_SHAPE:
+        return _pairs(event.data)
 
 
 def _pairs(data: Any) -> str:

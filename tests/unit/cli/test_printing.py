@@ -1,0 +1,135 @@
+"""Text made safe, tables that fit, progress in words."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_ray.cli.event_lines import event_line, event_text
+from kimi_ray.cli.printing import clip, columns, one_line, safe, table
+from kimi_ray.cli.progress import LineView, LiveView, counts_line, progress_view, stalled_lines
+from kimi_ray.events import CORE, make_event
+from kimi_ray.hosts.swarm_words import Stalled, SwarmProgress
+from kimi_ray.runs import ResultRow, RowError
+
+
+@given(st.text())
+def test_safe_text_holds_no_command(text: str) -> None:
+    shown = safe(text)
+    assert not any(ord(char) < 0x20 and char not in "\t\n" or 0x7F <= ord(char) <= 0x9F for char in shown)
+    assert not any("\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069" for char in shown)
+    shown.encode()  # a lone surrogate would fail here
+
+
+@given(st.text(), st.integers(1, 40))
+def test_clip_fits(text: str, width: int) -> None:
+    assert columns(clip(text, width)) <= width
+    assert "\n" not in one_line(text, width)
+
+
+def test_table_fits_and_aligns() -> None:
+    rows = [["a", "1", "x" * 100], ["bb", "22", "表" * 30]]
+    told = table(["name", "n", "text"], rows, width=40, right=".r")
+    lines = told.splitlines()
+    assert all(columns(line) <= 40 for line in lines)
+    assert lines[1].startswith("a      1  xxx")
+    assert lines[2].startswith("bb    22  表")
+    assert "x" * 100 in table(["name", "n", "text"], rows)
+
+
+def picture(**values: object) -> SwarmProgress:
+    return SwarmProgress.model_validate({"total": 10, "queued": 4, "running": 3, "done": 3, "completed": 3, **values})
+
+
+def test_counts_in_one_line() -> None:
+    assert counts_line(picture()) == "3/10 done (3 completed), 3 running, 4 queued, 0 tokens/s"
+    told = counts_line(
+        picture(completed=2, failed=1, retries=2, request_retries=7, cost_usd=0.5, tokens_per_s=12.3, stopped="fail_on")
+    )
+    assert "2 completed, 1 failed" in told
+    assert "2 rollouts and 7 requests retried" in told
+    assert told.endswith("12 tokens/s, $0.5000, stopping: fail_on")
+
+
+def test_stalled_agents_are_named() -> None:
+    stalled = [
+        Stalled(agent_id=f"agent-{n}", item_id=f"it\x1bem {n}", repeat=0, phase="retry", since_ms=32_000)
+        for n in range(7)
+    ]
+    lines = stalled_lines(picture(stalled=stalled))
+    assert lines[0] == "agent-0 (it\\x1bem 0#0) is in a retry loop for 32 s"
+    assert lines[-1] == "... and 2 more"
+
+
+def failed_row(number: int) -> ResultRow:
+    error = RowError.model_validate(
+        {"code": "provider.auth", "class": "auth", "origin": "provider", "retryable": False, "message": "no\x1b key"}
+    )
+    return ResultRow(
+        run_id="r", item_id=f"i{number}", index=number, repeat=0, attempt=1, status="failed", stop="failed",
+        error=error, item="x",
+    )  # fmt: skip
+
+
+def test_lines_when_nobody_sits_at_a_terminal() -> None:
+    stream = io.StringIO()
+    view = progress_view(stream)
+    assert isinstance(view, LineView)
+    view.update(picture())
+    assert stream.getvalue() == ""  # not every half second
+    for number in range(25):
+        view.row(failed_row(number))
+    view.update(picture(done=10, running=0, queued=0, elapsed_s=3.2))
+    view.close()
+    view.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "i0#0 failed: provider.auth: no\\x1b key"
+    assert lines[20] == "further failures are only counted"
+    assert lines[21] == "[     3 s] 10/10 done (3 completed), 0 running, 0 queued, 0 tokens/s"
+    assert len(lines) == 22
+
+
+def test_lines_come_every_few_seconds_only_when_something_changed() -> None:
+    stream = io.StringIO()
+    view = LineView(stream, every_s=0.0)
+    view.update(picture())
+    view.update(picture())
+    view.update(picture(done=4, completed=4))
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    view = progress_view(stream)
+    assert isinstance(view, LiveView)
+    view.update(
+        picture(stalled=[Stalled(agent_id="agent-9", item_id="slow", repeat=0, phase="model", since_ms=20_000)])
+    )
+    view.row(failed_row(1))
+    view.say("a remark")
+    view.close()
+    shown = stream.getvalue()
+    assert "3/10" in shown
+    assert "agent-9 (slow#0) waits for the model for 20 s" in shown
+    assert "i1#0 failed: provider.auth" in shown
+    assert "a remark" in shown
+    assert "\x1b key" not in shown
+
+
+def test_every_event_type_has_a_line() -> None:
+    """Also one with unexpected data: a log of a newer version must not break the view."""
+    for number, kind in enumerate(CORE):
+        event = make_event(number, 1_700_000_000_000, kind.name, {"odd": "\x1b[2J", "list": [1, 2], "table": {"a": 1}})
+        line = event_line(event, 100) + event_text(event)
+        assert kind.name in line
+        assert "\x1b" not in line

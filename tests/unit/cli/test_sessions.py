@@ -1,0 +1,206 @@
+"""``sessions list|show|tail`` on a home that a command has filled, without Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from kimi_ray.cli.lookup import find_session
+from kimi_ray.errors import KimiRayError
+from kimi_ray.events import parse_event
+from kimi_ray.llm import ChatRequest, Step
+from kimi_ray.runs import read_rows
+from kimi_ray.store.seam import Document
+from tests.unit.cli.conftest import Cli
+
+if TYPE_CHECKING:
+    from kimi_ray.store.open import ReadStore
+
+ROOT = Path(__file__).parents[3]
+EVIL = "red \x1b[31mtext\x1b]0;title\x07 and \u202eback\x9b"
+
+
+def evil(_request: ChatRequest) -> Step:
+    """A model that tries to take over the terminal."""
+    return Step(text=EVIL)
+
+
+@pytest.fixture
+def filled(cli: Cli, place: Path) -> Path:
+    (place / "items.csv").write_text("id,word\nalpha,one\nbeta,two\nit:em#1,three\n")
+    result = cli(
+        "swarm", "Say {{word}}", "--in-process", "--profile", "bare", "--items", "items.csv", "--id-column", "id",
+        "--model", "scripted", "--repeats", 2, "--out", "run",
+    )  # fmt: skip
+    assert result.code == 0, result
+    return place
+
+
+def test_nothing_yet(cli: Cli, home: Path) -> None:
+    assert cli("sessions", "list").out == f"no sessions in {home}\n"
+    assert cli("sessions", "list", "--json").document == {"home": str(home), "total": 0, "sessions": []}
+    assert not home.exists()
+    missing = cli("sessions", "show", "@last")
+    assert missing.code == 2
+    assert "code: store.not_found" in missing.err
+
+
+def test_list(cli: Cli, filled: Path, home: Path) -> None:
+    document = cli("sessions", "list", "--json").document
+    assert document["total"] == 1
+    (one,) = document["sessions"]
+    assert one["cwd"] == str(filled)
+    assert one["title"] == "Say {{word}}"
+    assert one["agents"] == 7
+    assert one["run_id"].startswith("run_")
+    shown = cli("sessions", "list").out
+    assert "Say {{word}}" in shown
+    assert one["session_id"][-10:] in shown
+
+
+def test_show(cli: Cli, filled: Path) -> None:
+    document = cli("sessions", "show", "@last", "--json").document
+    assert document["live"] is False
+    agents = {one["agent_id"]: one for one in document["agents"]}
+    assert list(agents)[:2] == ["main", "agent-1"]
+    assert len(agents) == 7
+    rows = {row.agent_id: row for row in read_rows(filled / "run")}
+    for agent_id, row in rows.items():
+        facts = agents[str(agent_id)]
+        assert facts["item_id"] == row.item_id
+        assert facts["state"] == "completed"
+        assert (facts["turns"], facts["steps"]) == (row.turns, row.steps) == (1, 1)
+        assert facts["output_tokens"] == row.usage.output
+        assert facts["last_text"] == row.text
+        assert facts["events"] == (row.last_seq or 0) + 1
+    text = cli("sessions", "show", "@last").out
+    assert "it:em#1#1" in text
+    limited = cli("sessions", "show", "@last", "--limit", 2, "--json").document
+    assert len(limited["agents"]) == 2
+    assert limited["more"] == 5
+    only = cli("sessions", "show", "@last", "--agent", "3", "--json").document
+    assert [one["agent_id"] for one in only["agents"]] == ["agent-3"]
+
+
+def test_ids(cli: Cli, filled: Path, home: Path) -> None:
+    session = cli("sessions", "list", "--json").document["sessions"][0]["session_id"]
+    rows = {(row.item_id, row.repeat): row.agent_id for row in read_rows(filled / "run")}
+    run_id = json.loads((filled / "run" / "run.json").read_text())["run_id"]
+
+    def agent(*name: str) -> str:
+        document = cli("sessions", "show", *name, "--json").document
+        assert document["session"]["session_id"] == session
+        return document["agents"][0]["agent_id"]
+
+    assert agent(session) == "main"
+    assert agent(session[-6:].lower()) == "main"
+    assert agent(f"{session}/agent-2") == "agent-2"
+    assert agent("run:alpha") == rows["alpha", 0]
+    assert agent("run:beta#1") == rows["beta", 1]
+    assert agent("run:it:em#1") == rows["it:em#1", 0]
+    assert agent("run:it:em#1#1") == rows["it:em#1", 1]
+    assert agent(f"{run_id}:alpha#1") == rows["alpha", 1]
+    assert agent(f"{run_id[-8:]}:beta") == rows["beta", 0]
+    for wrong in ("run:gamma", "run:alpha#2", f"{run_id}:gamma", "norun:alpha", f"{session}/agent-99"):
+        result = cli("sessions", "show", wrong)
+        assert (result.code, "code: request.unknown_id" in result.err) == (2, True), wrong
+    nobody = cli("sessions", "show", "zzzz")
+    assert nobody.code == 2
+    assert "code: session.not_found" in nobody.err
+
+
+async def test_ambiguous_ends() -> None:
+    class Home:
+        async def list_documents(self) -> list[Document]:
+            return [
+                Document(f"session_{name}", "w", 1, {"updated_at": at}) for at, name in enumerate("A1X B1X C2X".split())
+            ]
+
+    home = cast("ReadStore", Home())
+    assert await find_session(home, "@last") == "session_C2X"
+    assert await find_session(home, "2x") == "session_C2X"
+    assert await find_session(home, "A1X") == "session_A1X"
+    for text, code in (("1X", "request.ambiguous_id"), ("X", "request.ambiguous_id"), ("", "session.not_found")):
+        with pytest.raises(KimiRayError) as caught:
+            await find_session(home, text)
+        assert caught.value.code == code
+        assert caught.value.hint
+
+
+def test_tail(cli: Cli, filled: Path) -> None:
+    lines = cli("sessions", "tail", "run:alpha", "--json", "-n", 1000).out.splitlines()
+    events = [parse_event(line.encode()) for line in lines]
+    assert [event.seq for event in events] == list(range(len(events)))
+    newest = cli("sessions", "tail", "run:alpha", "--json", "-n", 3).out.splitlines()
+    assert newest == lines[-3:]
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", 4).out.splitlines() == lines[4:]
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", len(lines)).out == ""
+    beyond = cli("sessions", "tail", "run:alpha", "--from", len(lines) + 1)
+    assert beyond.code == 2
+    assert "code: request.bad_seq" in beyond.err
+    only = cli("sessions", "tail", "run:alpha", "--json", "-n", 100, "--type", "turn", "--type", "llm/response").out
+    assert {parse_event(line.encode()).type for line in only.splitlines()} == {"turn/start", "turn/end", "llm/response"}
+    text = cli("sessions", "tail", "run:alpha", "--full").out
+    assert "Say one" in text
+    assert "turn 0 completed" in text
+
+
+def test_terminal_escapes_are_shown_not_sent(cli: Cli, place: Path) -> None:
+    script = "scripted:tests.unit.cli.test_sessions:evil"
+    result = cli("run", "go", "--model", script, "--profile", "bare", "--title", EVIL)
+    assert result.code == 0
+    outs = [result.out, result.err]
+    outs += [cli("sessions", *words).out for words in (("list",), ("show", "@last"), ("tail", "@last", "--full"))]
+    for out in outs:
+        assert not any(char in out for char in "\x1b\x07\x9b\u202e"), out
+    assert "\\x1b[31mtext" in outs[-1]
+
+
+def test_reading_never_imports_ray(filled: Path, home: Path) -> None:
+    code = (
+        "import sys; from kimi_ray.cli.app import run_command;"
+        "codes = [run_command(['sessions', *words]) for words in (['list'], ['show', '@last'], ['tail', '@last'])];"
+        "heavy = {'ray', 'openai', 'pyarrow', 'rich', 'dishka'} & set(sys.modules);"
+        "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "KIMI_RAY_HOME": str(home), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_is_quick_and_light() -> None:
+    code = (
+        "import sys; from kimi_ray.cli.app import run_command; run_command(['--help']);"
+        "sys.exit(str({'ray', 'openai', 'pyarrow', 'rich', 'dishka'} & set(sys.modules) or 0))"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stderr.strip() in ("0", ""), done.stderr
+    assert "swarm" in done.stdout
+    assert time.monotonic() - began < 5  # about 0.25 s on an idle machine
+
+
+def test_follow_a_growing_log(cli: Cli, place: Path, home: Path) -> None:
+    """A second command resumes the session; the follower shows its events, in order and once."""
+    assert cli("run", "first", "--model", "scripted", "--profile", "bare").code == 0
+    command = [sys.executable, "-m", "kimi_ray.cli", "sessions", "tail", "@last", "-f", "--json", "--from", "0"]
+    environment = {"PYTHONPATH": str(ROOT), "KIMI_RAY_HOME": str(home), "PATH": ""}
+    follower = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert follower.stdout is not None
+        seen = [parse_event(follower.stdout.readline().encode())]
+        result = cli("run", "second", "--session", "@last", "--model", "scripted", "--json")
+        assert result.code == 0
+        assert result.document["turn"] == 1
+        while seen[-1].type != "prompt/completed" or seen[-1].data.get("turn") != 1:
+            seen.append(parse_event(follower.stdout.readline().encode()))
+    finally:
+        follower.kill()
+        follower.wait()
+    assert [event.seq for event in seen] == list(range(len(seen)))

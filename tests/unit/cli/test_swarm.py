@@ -1,0 +1,212 @@
+"""``swarm``: rows, the final document, resume, dry runs, interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.llm import ChatRequest, Step
+from kimi_ray.runs import read_attempts, read_manifest, read_rows
+from tests.unit.cli.conftest import Cli
+
+ROOT = Path(__file__).parents[3]
+HERE = "scripted:tests.unit.cli.test_swarm"
+BARE = ("--in-process", "--profile", "bare")
+
+
+def shaky(request: ChatRequest) -> Step:
+    """Refuses what says `bad` until there is a file named `well` in the current directory."""
+    text = request.messages[-1]["content"][0]["text"]
+    if "bad" in text and not os.path.exists("well"):
+        return Step.error("context.overflow", 400)
+    return Step(text=f"fine: {text}")
+
+
+async def slow(request: ChatRequest) -> Step:
+    """Takes a while, and longer for what says `long`."""
+    text = request.messages[-1]["content"][0]["text"]
+    await asyncio.sleep(30 if "long" in text else 0.3)
+    return Step(text=f"done: {text}")
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def items(place: Path) -> Path:
+    path = place / "items.txt"
+    path.write_text("".join(f"good {number}\n" for number in range(4)) + "bad 4\n")
+    return path
+
+
+def test_rows_and_final_document(cli: Cli, items: Path, place: Path, home: Path) -> None:
+    result = cli(
+        "swarm", "Say {{item}}", *BARE, "--items", items, "--model", f"{HERE}:shaky", "--out", "run",
+        "--tag", "who=me", "--json", "--repeats", 2, "--seed", 7,
+    )  # fmt: skip
+    assert result.code == 1
+    document = result.document
+    assert document["totals"] == {"completed": 8, "limit": 0, "failed": 2, "cancelled": 0, "not_started": 0}
+    assert document["ok"] is False
+    assert document["interrupted"] is False
+    assert document["rollouts"] == 10
+    assert document["kept"] == 0
+    assert document["home"] == str(home)
+    assert document["run_dir"] == str(place / "run")
+    assert document["usage"]["output"] > 0
+    rows = read_rows(place / "run")
+    assert len({row.key for row in rows}) == 10
+    assert len({row.seed for row in rows}) == 10
+    assert all(row.tags == {"who": "me"} for row in rows)
+    assert {row.error.code for row in rows if row.error} == {"context.overflow"}
+    assert "bad 4" not in result.out
+    assert "failed: context.overflow" in result.err
+    manifest = read_manifest(place / "run")
+    assert manifest["run_id"] == document["run_id"]
+    assert manifest["arguments"]["items"] == str(items)
+    assert manifest["seed"] == {"value": 7, "sent": True}
+
+
+def test_resume_does_what_is_missing(cli: Cli, items: Path, place: Path) -> None:
+    arguments = ("swarm", "Say {{item}}", *BARE, "--items", "items.txt", "--model", f"{HERE}:shaky", "--out", "run")
+    assert cli(*arguments).code == 1
+    seeds = {row.key: row.seed for row in read_rows(place / "run")}
+    # A failure of class model_output is not run again by itself: nothing is to be done, and the end is the same.
+    again = cli("swarm", "--resume", "run", "--json")
+    assert again.code == 1
+    assert again.document["kept"] == 5
+    (place / "well").touch()
+    mended = cli("swarm", "--resume", "run", "--retry", "model_output", "--json")
+    rows = read_rows(place / "run")
+    assert mended.code == 0, mended
+    assert mended.document["kept"] == 4
+    assert len(rows) == len({row.key for row in rows}) == 5
+    assert [row.attempt for row in rows if row.text == "fine: Say bad 4"] == [2]
+    assert all(row.seed == seeds[row.key] for row in rows if row.attempt == 1)
+    assert len(read_attempts(place / "run")) == 6
+
+
+def test_resume_from_another_directory(
+    cli: Cli, items: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("swarm", "Say {{item}}", *BARE, "--items", "items.txt", "--model", f"{HERE}:shaky", "--out", "run")
+    assert cli(*arguments).code == 1
+    monkeypatch.chdir(tmp_path)
+    result = cli("swarm", "--resume", place / "run", "--json")
+    assert result.document["kept"] == 5
+
+
+def test_default_run_directory_and_table(cli: Cli, place: Path) -> None:
+    (place / "items.csv").write_text("id,word\na,one\nb,two\n")
+    result = cli("swarm", "Say {{word}}", *BARE, "--items", "items.csv", "--id-column", "id", "--model", "scripted")
+    assert result.code == 0, result
+    (run,) = (place / "runs").iterdir()
+    assert run.name.endswith("-say")
+    assert {row["item_id"] for row in rows_of(run)} == {"a", "b"}
+    assert "2 rollouts: 2 completed" in result.out
+    assert str(run) in result.out
+    assert "2/2 done" in result.err
+
+
+def test_prompt_from_a_file(cli: Cli, items: Path, place: Path) -> None:
+    (place / "prompt.md").write_text("Please say {{item}}\n")
+    result = cli("swarm", "@prompt.md", *BARE, "--items", items, "--model", f"{HERE}:shaky", "--limit", 1, "--out", "r")
+    assert result.code == 0
+    assert rows_of(place / "r")[0]["text"] == "fine: Please say good 0"
+
+
+def test_selection(cli: Cli, items: Path, place: Path) -> None:
+    result = cli(
+        "swarm", "{{item}}", *BARE, "--items", items, "--model", f"{HERE}:shaky", "--out", "run",
+        "--filter", "item!=bad 4", "--shuffle", 3, "--limit", 2,
+    )  # fmt: skip
+    assert result.code == 0
+    assert len(rows_of(place / "run")) == 2
+
+
+def test_dry_run_starts_nothing(cli: Cli, items: Path, place: Path, home: Path) -> None:
+    result = cli("swarm", "Say {{item}}", *BARE, "--items", items, "--model", "scripted", "--repeats", 3, "--dry-run")
+    assert result.code == 0
+    assert "Say good 0" in result.out
+    assert "requests_at_least  15" in result.out
+    document = cli("swarm", "Say {{item}}", "--items", items, "--model", "scripted", "--dry-run", "--json").document
+    assert document["rollouts"] == 5
+    assert document["tools"] == ["Read", "Glob", "Grep"]
+    assert [one["prompt"] for one in document["prompts"]] == ["Say good 0", "Say good 1", "Say good 2"]
+    assert sorted(os.listdir(place)) == ["items.txt"]
+    assert not home.exists()
+
+
+def test_the_key_is_nowhere(cli: Cli, items: Path, place: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test-0123456789")
+    result = cli(
+        "swarm", "{{item}}", *BARE, "--items", items, "--model", "m", "--base-url", "http://127.0.0.1:9/v1",
+        "--limit", 1, "--time-s", 1, "--out", "run",
+    )  # fmt: skip
+    assert [row["stop"] for row in rows_of(place / "run")] == ["limit:time_s"]
+    texts = [path.read_bytes() for top in (place, home) for path in top.rglob("*") if path.is_file()]
+    assert texts
+    assert all(b"key-of-the-test" not in text for text in texts)
+    assert "key-of-the-test" not in result.out + result.err
+
+
+def started(place: Path, items: str, *arguments: str) -> subprocess.Popen[str]:
+    (place / "items.txt").write_text(items)
+    command = [sys.executable, "-m", "kimi_ray.cli", "swarm", "{{item}}", *BARE, "--items", "items.txt"]
+    command += ["--model", f"{HERE}:slow", "--out", "run", "--json", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def until_rows(place: Path, count: int) -> None:
+    ends = time.monotonic() + 30
+    path = place / "run" / "results.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < ends, "no row came"
+        time.sleep(0.05)
+
+
+def test_one_interrupt_lets_running_rollouts_end(place: Path) -> None:
+    process = started(place, "".join(f"short {n}\n" for n in range(40)), "--max-concurrency", "2")
+    try:
+        until_rows(place, 1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    document = json.loads(out)
+    assert document["interrupted"] is True
+    assert document["totals"]["cancelled"] == document["totals"]["failed"] == 0
+    assert 1 <= document["totals"]["completed"] < 40
+    assert document["totals"]["completed"] + document["totals"]["not_started"] == 40
+    assert len(rows_of(place / "run")) == 40
+    assert "nothing new starts" in err
+
+
+def test_two_interrupts_leave_at_once(place: Path) -> None:
+    process = started(place, "short\nlong 1\nlong 2\nnever\n", "--max-concurrency", "2")
+    try:
+        until_rows(place, 1)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two signals of one kind at once are one
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert time.monotonic() - began < 12
+    assert [row["text"] for row in rows_of(place / "run") if row["status"] == "completed"] == ["done: short"]
