@@ -1,0 +1,109 @@
+"""The session host where something goes wrong: nothing half made is left, nothing is taken from its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.errors import KimiRayError, SessionError, StoreError
+from kimi_ray.hosts.local_cluster import LocalCluster
+from kimi_ray.hosts.session_host import SessionHost
+from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
+
+
+def core_of(cluster: LocalCluster, name: str) -> SessionHost:
+    core = cluster._held[name].core
+    assert isinstance(core, SessionHost)
+    return core
+
+
+async def test_a_session_that_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        (host,) = await hosts_of(runtime, "sessions")
+        store = core_of(cluster_of(runtime), host)._services.store
+
+        async def full(*_args: Any) -> int:
+            raise StoreError("no space", code="store.no_space", hint="free some")
+
+        write, store.write_document = store.write_document, full  # type: ignore[method-assign]
+        with pytest.raises(StoreError) as caught:
+            await work.create_session("s1", model=model, profile="bare")
+        assert caught.value.code == "store.no_space"
+        store.write_document = write  # type: ignore[method-assign]
+        assert await runtime.sessions.count() == 0
+        assert not list((tmp_path / "home").glob("sessions/*/s1"))
+        assert not list((tmp_path / "home").glob("owners/s1"))
+        status = await runtime.connection.registry.call("status", timeout_s=5, group="control")
+        assert sum(row["load"] for row in status["hosts"]) == 0
+        fine = await work.create_session("s2", model=model, profile="bare")
+        assert (await (await fine.main.submit("x")).result(10)).text == "did x"
+
+
+async def test_a_creation_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        (host,) = await hosts_of(runtime, "sessions")
+        store = core_of(cluster_of(runtime), host)._services.store
+        entered = asyncio.Event()
+
+        async def hang(*_args: Any) -> int:
+            entered.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        store.write_document = hang  # type: ignore[method-assign]
+        creating = asyncio.create_task(work.create_session("s1", model=model, profile="bare"))
+        await asyncio.wait_for(entered.wait(), 10)
+        cluster_of(runtime).kill_host(host)
+        session = await asyncio.wait_for(creating, 30)
+        assert session.id == "s1" and await runtime.sessions.count() == 1
+        assert (await (await session.main.submit("x")).result(10)).text == "did x"
+
+
+async def test_a_session_of_another_program_is_in_use(tmp_path: Path) -> None:
+    async with running(tmp_path, claim_timeout_s=0.2) as (first, _, model):
+        session = await first.workspace(tmp_path / "work").create_session("s1", model=model, profile="bare")
+        async with running(tmp_path, claim_timeout_s=0.2) as (second, _, _model):
+            with pytest.raises(KimiRayError) as caught:
+                await second.workspace(tmp_path / "work").resume("s1")
+            assert caught.value.code == "session.in_use"
+            assert [row.id for row in await second.sessions.list_recent()] == ["s1"]
+            other = await second.workspace(tmp_path / "work").create_session("s2", model=model, profile="bare")
+            assert (await (await other.main.submit("y")).result(10)).text == "did y"
+            assert (await (await session.main.submit("x")).result(10)).text == "did x"
+            await session.close()
+            again = await second.workspace(tmp_path / "work").resume("s1")
+            assert (await (await again.main.submit("z")).result(10)).turn == 1
+
+
+async def test_two_creations_of_one_id_make_one_session(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        results = await asyncio.gather(
+            *(work.create_session("same", model=model, profile="bare") for _ in range(5)), return_exceptions=True
+        )
+        made = [result for result in results if not isinstance(result, BaseException)]
+        refused = [result for result in results if isinstance(result, SessionError)]
+        assert len(made) == 1 and [error.code for error in refused] == ["session.exists"] * 4
+        assert (await (await made[0].main.submit("x")).result(10)).text == "did x"
+
+
+async def test_calls_to_a_session_that_is_not_live_say_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, _model):
+        (host,) = await hosts_of(runtime, "sessions")
+        peer = cluster_of(runtime).peer(host)
+        for method, args, group in (
+            ("session_info", (), "control"),
+            ("agent_host", ("main",), "default"),
+            ("flush_session", (), "store"),
+            ("read_rows", ("r", 0, 1, 0.0), "wait"),
+        ):
+            with pytest.raises(SessionError) as caught:
+                await peer.call(method, "nobody", *args, timeout_s=5, group=group)  # type: ignore[arg-type]
+            assert caught.value.code == "session.not_live"
+        await peer.call("close_session", "nobody", timeout_s=5)
+        await peer.call("note_activity", [], timeout_s=5, group="control")
