@@ -49,6 +49,7 @@ class StoreHost:
         "read_from": "default",
         "inspect": "default",
         "load": "default",
+        "fork": "default",
         "verify": "default",
         "list_logs": "default",
         "locate": "default",
@@ -144,6 +145,10 @@ class StoreHost:
     async def load(self, stream: Stream, is_live: bool | None = None) -> LogView:
         """See ``Store.load``."""
         return await self._service.load(stream, is_live)
+
+    async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
+        """See ``Store.fork``."""
+        return await self._service.fork(source, cut, header, nonce)
 
     async def verify(self, stream: Stream) -> dict[str, Any]:
         """Check a log and report everything that is wrong with it."""
