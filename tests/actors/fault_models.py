@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -10,9 +12,9 @@ from kimi_ray.llm.script import Step, tool_call
 
 ONE_TOOL = "scripted:tests.actors.fault_models:one_tool"
 ECHO = "scripted:tests.actors.fault_models:echo"
+HELD = "scripted:tests.actors.fault_models:held"
 FAST_ECHO = "scripted:tests.actors.fault_models:fast_echo"
 COMMAND = "scripted:tests.actors.fault_models:command"
-LOOK = "tests.actors.fault_models:look"
 
 LATENCY_S = 0.25
 
@@ -34,6 +36,14 @@ def one_tool(request: ChatRequest) -> Step:
 def echo(request: ChatRequest) -> Step:
     """A turn is one slow model call."""
     return Step(text=f"did {said(request)}", latency_s=LATENCY_S)
+
+
+async def held(request: ChatRequest) -> Step:
+    """The prompt ``held FILE`` is answered once FILE is there; others as by ``echo``."""
+    file = said(request).removeprefix("held ")
+    while file != said(request) and not os.path.exists(file):
+        await asyncio.sleep(0.05)
+    return echo(request)
 
 
 def fast_echo(request: ChatRequest) -> Step:
