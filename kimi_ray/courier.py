@@ -62,7 +62,7 @@ class Route:
     sending: int = 0
     lane_empty: asyncio.Event = field(default_factory=_set_event)
     suspect: str | None = None
-    resolving: asyncio.Task[None] | None = None
+    resolving: asyncio.Task[KimiRayError | None] | None = None
     misses: int = 0
 
 
@@ -81,6 +81,8 @@ class Courier:
         self.store = StoreCalls(cluster, config.shards, config.store_timeout_s)
         self.loop = asyncio.get_running_loop()
         self.closed = False
+        self.last_error: KimiRayError | None = None
+        """What went wrong where nobody waited for it, the newest."""
         self._routes: dict[Stream, Route] = {}
         self._waiters: dict[str, OutcomeWaiter] = {}
         self._results: dict[PromptKey, asyncio.Future[Outcome]] = {}
@@ -114,6 +116,20 @@ class Courier:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def afterwards(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something to be sent for a caller who has gone (a cancel): a failure is kept in ``last_error``."""
+
+        async def try_it() -> None:
+            try:
+                await work
+            except KimiRayError as error:
+                self.last_error = error
+
+        if self.closed:
+            work.close()
+        else:
+            self.spawn(try_it())
 
     async def close(self) -> None:
         """Stop waiting and sending. Idempotent."""
@@ -262,11 +278,13 @@ class Courier:
             if route.resolving is None:
                 self._start_resolving(route)
             task = route.resolving
-            if task is not None:
-                await asyncio.shield(task)
+            error = await asyncio.shield(task) if task is not None else None
+            if error is not None:
+                raise error
         return route.host
 
-    async def _resolve(self, route: Route) -> None:
+    async def _resolve(self, route: Route) -> KimiRayError | None:
+        """Find the agent; the error is given back, since perhaps nobody waits."""
         try:
             if route.misses > 1:
                 await asyncio.sleep(min(_PAUSE_MAX_S, _PAUSE_S * 2**route.misses))
@@ -276,11 +294,12 @@ class Courier:
         except KimiRayError as error:
             route.resolving = None
             self._fail(route, error)
-            raise
+            return error
         route.host, route.caller, route.number = host, new_ulid(), 0
         route.resolving = None
         if route.queue:
             self._mark(route)
+        return None
 
     def _fail(self, route: Route, error: KimiRayError) -> None:
         queue, route.queue = route.queue, []

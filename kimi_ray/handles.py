@@ -124,7 +124,7 @@ class PromptHandle:
                     details={"prompt_id": self.id, "timeout_s": timeout_s},
                 ) from None
             except asyncio.CancelledError:
-                agent.services.courier.spawn(self.cancel())
+                agent.services.courier.afterwards(self.cancel())
                 raise
             agent.ended(self._outcome)
         return self._outcome.result

@@ -129,8 +129,7 @@ class Session:
         if self._link.closed:
             return
         await self._services.notes.flush()
-        await self._link.call("close_session", self.id, force)
-        self._link.closed = True
+        await self._link.close(force)
         self._services.courier.forget(self.id)
 
     async def events(

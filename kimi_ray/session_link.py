@@ -34,6 +34,8 @@ class SessionLink:
         self.host = host
         self.opened = opened
         self.closed = False
+        self.closing = False
+        """Nobody but the close itself may bring the session back any more."""
         self._finding = asyncio.Lock()
 
     @property
@@ -41,19 +43,35 @@ class SessionLink:
         """The session's id."""
         return self.spec.session_id
 
+    async def close(self, force: bool) -> None:
+        """Close the session, wherever it is by now. Idempotent."""
+        if self.closed:
+            return
+        self.closing = True
+        try:
+            await self._call("close_session", (self.id, force), "default", OPEN_S)
+        except BaseException:
+            self.closing = False
+            raise
+        self.closed = True
+
     async def call(self, method: str, *args: Any, group: Group = "default", timeout_s: float = OPEN_S) -> Any:
         """Call the session's host for something that may be asked twice; a lost session is resumed elsewhere.
 
         Raises:
             KimiRayError: what the host raised, or why the session cannot be brought back.
         """
+        return await self._call(method, args, group, timeout_s)
+
+    async def _call(self, method: str, args: tuple[Any, ...], group: Group, timeout_s: float) -> Any:
         for attempt in range(_TRIES):
             host = self.host
             try:
                 return await self.courier.cluster.peer(host).call(method, *args, timeout_s=timeout_s, group=group)
             except KimiRayError as error:
                 gone = is_lost(error.code) or error.code == "session.not_live"
-                if attempt == _TRIES - 1 or not gone or self.closed:
+                over = self.closed or (self.closing and method != "close_session")
+                if attempt == _TRIES - 1 or not gone or over:
                     raise
                 await self._find_again(host, error)
             await asyncio.sleep(_PAUSE_S * attempt)
@@ -158,4 +176,4 @@ class Notes:
     async def _send_soon(self) -> None:
         while self._pending:
             await asyncio.sleep(self.SPACING_S)
-            await self.flush()
+            self._courier.afterwards(self.flush())

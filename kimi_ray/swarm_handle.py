@@ -129,7 +129,7 @@ class SwarmHandle:
         try:
             done, _ = await asyncio.wait({main}, timeout=timeout_s)
         except asyncio.CancelledError:
-            self._link.courier.spawn(self.cancel())
+            self._link.courier.afterwards(self.cancel())
             raise
         if not done:
             await self.cancel()
@@ -185,7 +185,7 @@ class SwarmHandle:
             try:
                 await news.wait()
             except asyncio.CancelledError:
-                self._link.courier.spawn(self.cancel())
+                self._link.courier.afterwards(self.cancel())
                 raise
 
     def _started(self) -> asyncio.Task[None]:

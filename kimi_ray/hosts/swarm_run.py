@@ -26,6 +26,7 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
 from kimi_ray.session import AgentEntry
+from kimi_ray.settings import Limits
 from kimi_ray.store.seam import Stream
 
 MAX_REVIVALS = 3
@@ -37,7 +38,7 @@ _BATCH_CHARS = 16 << 20
 _RUN_S = 120.0
 _CONTROL_S = 10.0
 _CLOSE_S = 35.0
-_TICK_S = 0.5
+_TICK_S = 0.1
 _BALANCE_S = 0.25
 _RESENDS = 5
 _CANCELS_AT_ONCE = 64
@@ -244,7 +245,8 @@ class SwarmRun:
             if rollout.sampling is not None and rollout.sampling.seed is not None:
                 seed = rollout.sampling.seed
             send = start.send_seed or (rollout.sampling is not None and rollout.sampling.seed is not None)
-            request = run_request(self._spec, rollout, f"agent-{number}", count, seed, send)
+            left = replace(rollout, limits=self._limits_left(rollout.limits))
+            request = run_request(self._spec, left, f"agent-{number}", count, seed, send)
             self._tried[start.key] = (made + 1, since)
             attempt = Attempt(rollout, count, seed, request, queued_s=max(0.0, now - since))
             self._attempts[attempt.agent_id] = attempt
@@ -252,6 +254,21 @@ class SwarmRun:
         self._services.registered([AgentEntry(a.agent_id, labels={"item": a.rollout.key.item_id}) for a in attempts])
         self._services.record([LogEntry("subagent/spawned", _spawned(self._spec, a)) for a in attempts])
         await self._place_and_begin(attempts)
+
+    def _limits_left(self, own: Limits | None) -> Limits | None:
+        """A rollout's limits under what is left of the run's: alone it cannot use more than that."""
+        total = self._spec.total_limits
+        if total is None:
+            return own
+        spent = self._schedule.progress().spent
+        used = {f"max_{name}": amount for name, amount in spent._asdict().items() if name != "working_s"}
+        used["time_s"] = time.monotonic() - self._began
+        said = own.said() if own is not None else {}
+        for name, amount in used.items():
+            bound = getattr(total, name)
+            if bound is not None and bound > amount:
+                said[name] = min(bound - amount, said.get(name, bound))
+        return Limits.model_validate(said)
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
         try:
@@ -513,7 +530,7 @@ class SwarmRun:
         return any(value is not None for name, value in limits.__dict__.items() if name != "time_s")
 
     async def _count_running(self) -> None:
-        for progress in (await self._watch.refresh(list(self._attempts.values()))).values():
+        for progress in (await self._watch.refresh(list(self._attempts.values()), _TICK_S / 2)).values():
             attempt = self._attempts.get(progress.stream.agent_id)
             if attempt is not None:
                 used = Spent(

@@ -35,10 +35,10 @@ class SwarmWatch:
         self._began = time.monotonic()
         self.calls = 0
 
-    async def refresh(self, attempts: Iterable[Attempt]) -> dict[Stream, AgentProgress]:
-        """How the running attempts stand, at most half a second old; a host that does not answer is left out."""
+    async def refresh(self, attempts: Iterable[Attempt], fresh_s: float = _FRESH_S) -> dict[Stream, AgentProgress]:
+        """How the running attempts stand, at most ``fresh_s`` old; a host that does not answer is left out."""
         async with self._asking:
-            if time.monotonic() - self._asked < _FRESH_S:
+            if time.monotonic() - self._asked < fresh_s:
                 return self._live
             by_host: dict[str, list[Stream]] = {}
             for attempt in attempts:

@@ -141,9 +141,7 @@ async def reopen_run(
     return resumed, RunSink(directory)
 
 
-async def execute_run(
-    session: RunsPlans[RunningRun], plan: RunPlan, model: Any, sink: RunSink
-) -> SwarmReport:
+async def execute_run(session: RunsPlans[RunningRun], plan: RunPlan, model: Any, sink: RunSink) -> SwarmReport:
     """Run a plan into an open run directory (``open_run``, ``reopen_run``) to its end."""
     return await (await session.start_plan(plan, model, sink=sink)).result()
 

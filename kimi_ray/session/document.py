@@ -39,6 +39,7 @@ class SessionDocument:
         self._write = write
         self._clock = clock
         self._spacing_s = spacing_s
+        self._heard_at = 0
         self._version = 0
         self._written = -1 if revision == 0 else 0
         self._lock = asyncio.Lock()
@@ -79,8 +80,11 @@ class SessionDocument:
             self._changed()
 
     def note(self, activity: Activity) -> None:
-        """The main agent did something. Written soon; dropped after the close."""
-        if not self._closing.is_set() and with_activity(self._value, activity):
+        """The main agent did something. Written soon; dropped after the close, and when newer news is here already."""
+        if self._closing.is_set() or activity.at < self._heard_at:
+            return
+        self._heard_at = activity.at
+        if with_activity(self._value, activity):
             self._changed()
 
     async def flush(self) -> None:

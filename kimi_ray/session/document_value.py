@@ -136,10 +136,8 @@ def with_agents(value: Value, entries: list[AgentEntry]) -> bool:
 
 
 def with_activity(value: Value, activity: Activity) -> bool:
-    """What the main agent did; an older activity than the one known changes nothing."""
-    if activity.at < int(value["updated_at"]):
-        return False
-    value["updated_at"] = activity.at
+    """What the main agent did."""
+    value["updated_at"] = max(activity.at, int(value["updated_at"]))
     if activity.last_turn_reason is not None:
         value["last_turn_reason"] = activity.last_turn_reason
     if activity.last_prompt is not None:

@@ -139,9 +139,13 @@ async def test_activity_gives_title_and_prompt_once_and_old_news_is_no_news() ->
     document.note(Activity("s", 2000, last_prompt="first " * 100))
     document.note(Activity("s", 3000, last_prompt="second", last_turn_reason="failed"))
     document.note(Activity("s", 2500, last_prompt="late"))
+    now[0] = 9000
     value = document.snapshot()
     assert value["title"] == ("first " * 100)[:200].strip() and value["title_kind"] == "replaceable"
     assert value["last_prompt"] == "second" and value["last_turn_reason"] == "failed" and value["updated_at"] == 3000
+    await document.update({"tags": {"k": "v"}})
+    document.note(Activity("s", 3500, last_prompt="third"))
+    assert document.snapshot()["last_prompt"] == "third"
     await document.close()
     named = made(Disk(), title="Mine")
     named.note(Activity("s", 2000, last_prompt="other"))
