@@ -30,8 +30,9 @@ def status(config: RuntimeConfig) -> dict[str, Any]:
 
 
 def down(config: RuntimeConfig, all: bool = False) -> dict[str, Any]:
-    """End the runtime of ``config.home``, or with ``all`` every one in the namespace: ``{ended: [...], failed: {}}``.
+    """End the runtime of ``config.home``, or with ``all`` every one in the namespace.
 
+    Gives ``{ended: [home ids], failed: {home id: [errors]}}``.
     Hosts flush and stop, then the stores, then the registry; what does not answer is killed.
 
     Raises:
@@ -110,9 +111,11 @@ async def _down(cluster: RayCluster, config: RuntimeConfig, everything: bool) ->
         if "error" not in told:
             try:
                 registry = cluster.peer(registry_name(home_id))
-                await registry.call("shutdown", timeout_s=4 * config.close_timeout_s)
+                failures = await registry.call("shutdown", timeout_s=4 * config.close_timeout_s)
             except KimiRayError as error:
-                failed[home_id] = error.to_data()
+                failures = [error.to_data()]
+            if failures:
+                failed[home_id] = failures
         await _kill_rest(cluster, home_id)
         ended.append(home_id)
     return {"ended": ended, "failed": failed}

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.ports import Cluster, Peer, registry_name
 from kimi_ray.hosts.registry import program_versions
@@ -50,6 +50,8 @@ class Connection:
         self.lease_id: str | None = None
         self.lost: KimiRayError | None = None
         """Why the runtime is over while the driver lives (``runtime.ending``), else None."""
+        self.failures: list[KimiRayError] = []
+        """What ``disconnect`` could not close as it should when it ended the runtime (``details.host``)."""
         self._code = code
         self._bare_calls = bare_calls
         self._end = end
@@ -106,7 +108,8 @@ class Connection:
         try:
             if end_runtime:
                 # Sessions, agents and stores are closed one after the other, each within its own bound.
-                await self.registry.call("shutdown", timeout_s=4 * self.config.close_timeout_s)
+                told = await self.registry.call("shutdown", timeout_s=4 * self.config.close_timeout_s)
+                self.failures = [error_from_data(data) for data in told]
             elif self.lease_id is not None:
                 await self.registry.call("goodbye", self.lease_id, timeout_s=GOODBYE_BOUND_S, group="control")
         except KimiRayError as error:

@@ -102,7 +102,10 @@ class LocalCluster:
         self.kill_host(name)
 
     def kill_host(self, name: str) -> None:
-        """Drop a core as SIGKILL would: nothing is flushed, callers get ``infra.actor_died``. Idempotent."""
+        """Drop a core as SIGKILL would: nothing is flushed, callers get ``infra.actor_died``. Idempotent.
+
+        What the kernel takes from a killed process stays: a killed store's file locks live on with this process.
+        """
         held = self._held.pop(name, None)
         if held is None:
             return
@@ -122,17 +125,23 @@ class LocalCluster:
         return [NodeInfo(NODE_ID, "127.0.0.1", float(os.cpu_count() or 1), is_head=True, has_storage=True)]
 
     async def close(self) -> None:
-        """Close the cores, hosts first, the stores after them, the registry last; bounded by ``close_timeout_s``."""
+        """Close the cores, hosts first, the stores after them, the registry last; bounded by ``close_timeout_s``.
+
+        Raises:
+            KimiRayError: the first that a core could not be closed for; all are ended then too.
+        """
         order: list[HostKind] = ["sessions", "agents", "store", "registry"]
-        try:
-            for kind in order:
-                names = [name for name, held in self._held.items() if held.listing.kind == kind]
-                await asyncio.gather(*(self._close_host(name) for name in names))
-        finally:
-            for name in list(self._held):
-                self.kill_host(name)
-            if self._loop.get_task_factory() is self._factory:
-                self._loop.set_task_factory(self._before)
+        failures: list[BaseException] = []
+        for kind in order:
+            names = [name for name, held in self._held.items() if held.listing.kind == kind]
+            ended = await asyncio.gather(*(self._close_host(name) for name in names), return_exceptions=True)
+            failures += [result for result in ended if isinstance(result, BaseException)]
+        for name in list(self._held):
+            self.kill_host(name)
+        if self._loop.get_task_factory() is self._factory:
+            self._loop.set_task_factory(self._before)
+        if failures:
+            raise failures[0]
 
     async def _close_host(self, name: str) -> None:
         try:

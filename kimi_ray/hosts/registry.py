@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ class Registry:
         self._code: str | None = None
         self._heard = time.monotonic()
         self._began = time.time()
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[list[dict[str, Any]]] | None = None
         self._doubted: dict[str, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -261,13 +261,17 @@ class Registry:
             "failures": failures,
         }
 
-    async def shutdown(self) -> None:
-        """End the runtime: hosts flush and stop, then the stores, then this registry. Returns when that is under way
-        to its last step (the registry's own end follows the answer)."""
+    async def shutdown(self) -> list[dict[str, Any]]:
+        """End the runtime: hosts flush and stop, then the stores; this registry ends right after its answer.
+
+        Returns:
+            What could not be closed as it should, as errors' data (each with ``details.host``); it was ended anyway.
+        """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end_all(), name="registry.end")
-        await asyncio.shield(self._ending)
+        failures = await asyncio.shield(self._ending)
         self._spawn(self._end_self())
+        return failures
 
     async def _place_session(self, session_id: str, isolation: Isolation | None) -> str:
         host = await self._pools["sessions"].take(dedicated=self._is_dedicated(isolation))
@@ -360,26 +364,32 @@ class Registry:
             if error.code != "infra.actor_died":
                 raise
 
-    async def _stop(self, host: str) -> KimiRayError | None:
-        """Let a host flush and end it; what went wrong is told, not raised."""
-        failure: KimiRayError | None = None
+    async def _stop(self, host: str) -> list[dict[str, Any]]:
+        """Let a host flush and end it; what went wrong is given back, not raised. A dead host has nothing to flush."""
+        failures: list[dict[str, Any]] = []
         try:
             await self._cluster.peer(host).call("close", timeout_s=self._config.close_timeout_s, group="control")
         except KimiRayError as error:
-            failure = error
+            if error.code != "infra.actor_died":
+                failures.append(error.with_details(host=host).to_data())
         await self._kill(host)
         self._drop(host)
-        return failure
+        return failures
 
-    async def _end_all(self) -> None:
+    async def _end_all(self) -> list[dict[str, Any]]:
+        failures: list[dict[str, Any]] = []
+
+        async def stop(names: Iterable[str]) -> None:
+            for found in await asyncio.gather(*(self._stop(name) for name in names)):
+                failures.extend(found)
+
         for kind in ("sessions", "agents"):
             pool = self._pools[kind]
             await pool.close()
-            await asyncio.gather(*(self._stop(name) for name in list(pool.hosts)))
-        listed = await self._cluster.list_hosts()
-        await asyncio.gather(*(self._stop(host.name) for host in listed if host.kind in self._pools))
-        names = [store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)]
-        await asyncio.gather(*(self._stop(name) for name in names))
+            await stop(list(pool.hosts))
+        await stop([host.name for host in await self._cluster.list_hosts() if host.kind in self._pools])
+        await stop([store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)])
+        return failures
 
     async def _end_self(self) -> None:
         await asyncio.sleep(0.05)  # the answer to shutdown leaves first

@@ -259,6 +259,20 @@ async def test_the_runtime_ends_when_no_driver_is_heard(world):
     assert all(core.closed for core in cores)
 
 
+async def test_what_cannot_be_closed_is_told_and_ended_anyway(world):
+    cluster = await world()
+    (name,) = await place(cluster, wish(0))
+
+    async def close() -> None:
+        raise RuntimeFault("not durable", code="store.unavailable", details={"streams": ["a/main"]})
+
+    FakeCore.made[name].close = close
+    (failure,) = await call(cluster, "shutdown")
+    assert failure["code"] == "store.unavailable"
+    assert failure["details"] == {"streams": ["a/main"], "host": name}
+    await until(lambda: not cluster._held)
+
+
 async def test_shutdown_ends_all_once_and_refuses_newcomers(world):
     cluster = await world()
     await place(cluster, wish(0))
