@@ -19,7 +19,7 @@ from kimi_ray.runs import ResultRow, RowError
 @given(st.text())
 def test_safe_text_holds_no_command(text: str) -> None:
     shown = safe(text)
-    assert not any(ord(char) < 0x20 and char not in "\t\n" or 0x7F <= ord(char) <= 0x9F for char in shown)
+    assert not any((ord(char) < 0x20 and char not in "\t\n") or 0x7F <= ord(char) <= 0x9F for char in shown)
     assert not any("\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069" for char in shown)
     shown.encode()  # a lone surrogate would fail here
 
