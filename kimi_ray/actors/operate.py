@@ -9,7 +9,7 @@ from typing import Any
 from kimi_ray.actors.calls import call
 from kimi_ray.actors.ray_cluster import RayCluster, RaySpec, config_for_actors
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import ConfigError, KimiRayError
+from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault
 from kimi_ray.hosts.ports import registry_name
 
 CALL_BOUND_S = 10.0
@@ -32,7 +32,7 @@ def status(config: RuntimeConfig) -> dict[str, Any]:
 def down(config: RuntimeConfig, all: bool = False) -> dict[str, Any]:
     """End the runtime of ``config.home``, or with ``all`` every one in the namespace.
 
-    Gives ``{ended: [home ids], failed: {home id: [errors]}}``.
+    Gives ``{ended: [home ids], failed: {home id: error}}``.
     Hosts flush and stop, then the stores, then the registry; what does not answer is killed.
 
     Raises:
@@ -113,12 +113,22 @@ async def _down(cluster: RayCluster, config: RuntimeConfig, everything: bool) ->
                 registry = cluster.peer(registry_name(home_id))
                 failures = await registry.call("shutdown", timeout_s=4 * config.close_timeout_s)
             except KimiRayError as error:
-                failures = [error.to_data()]
-            if failures:
-                failed[home_id] = failures
+                failed[home_id] = error.to_data()
+            else:
+                if failures:
+                    failed[home_id] = _not_all_closed(home_id, failures).to_data()
         await _kill_rest(cluster, home_id)
         ended.append(home_id)
     return {"ended": ended, "failed": failed}
+
+
+def _not_all_closed(home_id: str, failures: list[dict[str, Any]]) -> RuntimeFault:
+    return RuntimeFault(
+        f"{len(failures)} actors of {home_id} could not be closed as they should: {failures[0]['message']}",
+        code="runtime.close_failed",
+        hint="what was not durable is lost; the errors name the streams",
+        details={"errors": failures},
+    )
 
 
 async def _kill_rest(cluster: RayCluster, home_id: str) -> None:
