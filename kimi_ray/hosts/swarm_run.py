@@ -525,7 +525,7 @@ class SwarmRun:
 
     def _counts_while_running(self) -> bool:
         limits = self._spec.total_limits
-        if limits is None or not self._attempts:
+        if limits is None:
             return False
         return any(value is not None for name, value in limits.__dict__.items() if name != "time_s")
 

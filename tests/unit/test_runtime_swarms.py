@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -399,3 +400,39 @@ async def test_few_calls_for_many_rollouts(tmp_path: Path) -> None:
         report = await handle.result(60)
         assert report.totals["completed"] == 400
         assert calls <= 0.2 * 400
+
+
+async def test_total_limits_overshoot_by_a_request_per_agent_at_most(tmp_path: Path) -> None:
+    def note(word: str) -> str:
+        """Note a word."""
+        return word
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.faults = {
+            str(n): [replace(Step.call("note", {"word": "x"}), latency_s=0.15) for _ in range(100)] for n in range(4)
+        }
+        report = await session.swarm(
+            "{{item}}", ["0", "1", "2", "3"], tools=[note], total_limits=Limits(max_steps=12), **BARE
+        )
+        assert {row.stop for row in report.rows} == {"limit:max_steps"}
+        assert 12 <= len(stage.requests) <= 12 + 4
+
+
+async def test_closing_the_runtime_under_a_swarm_ends_all_of_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session("s", model=model, profile="bare")
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", [str(n) for n in range(20)], max_concurrency=4, **BARE)
+        await stage.until_running(4)
+        await asyncio.wait_for(runtime.close(), 20)
+        assert stage.running == 0
+        with pytest.raises(KimiRayError):
+            await handle.result(5)
+            raise RunError("all rows came before the close", code="fine")
+    assert not list((tmp_path / "home" / "owners").glob("s*"))
+    async with running(tmp_path) as (runtime, stage, _):
+        session = await runtime.workspace(tmp_path / "work").resume("s")
+        events = [event.type async for event in session.main.events()]
+        assert "swarm/end" in events
+        assert events.count("subagent/spawned") == events.count("subagent/completed") + events.count("subagent/failed")
