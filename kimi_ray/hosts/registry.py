@@ -32,7 +32,8 @@ LOOKS = 3
 ROUND_S = 5.0
 """Nodes and the cluster's listing are read again this often."""
 
-STOP_BOUND_S = 5.0
+STORE_BOUND_S = 30.0
+"""How long the registry's start waits for the stores."""
 
 
 @dataclass(slots=True)
@@ -76,13 +77,19 @@ class Registry:
         self._began = time.time()
         self._ending: asyncio.Task[list[dict[str, Any]]] | None = None
         self._doubted: dict[str, asyncio.Task[bool]] = {}
+        self._starting_stores: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, KimiRayError] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Find what is there already, see that the stores run, warm the pools, watch."""
         await self._reread_nodes()
-        await asyncio.gather(self._recover(), *(self._start_store(shard) for shard in range(self._config.shards)))
+        self._start_stores(set())
+        await self._recover()
+        if self._starting_stores:
+            # A store that cannot be placed now must not keep the registry from telling so.
+            await asyncio.wait(self._starting_stores.values(), timeout=STORE_BOUND_S)
         self._heard = time.monotonic()
         self._pools["sessions"].grow()
         if self._config.isolation == "shared":
@@ -242,7 +249,8 @@ class Registry:
             for pool in self._pools.values()
             for host in pool.hosts.values()
         ]
-        failures = {k: p.last_failure.to_data() for k, p in self._pools.items() if p.last_failure is not None}
+        failures = {name: error.to_data() for name, error in self._failures.items()}
+        failures |= {k: p.last_failure.to_data() for k, p in self._pools.items() if p.last_failure is not None}
         return {
             "home_id": self._cluster.home_id,
             "home": self._config.home,
@@ -302,8 +310,21 @@ class Registry:
     async def _reread_nodes(self) -> None:
         self._nodes = await self._cluster.nodes()
 
-    async def _start_store(self, shard: int) -> None:
-        await self._cluster.start_host("store", store_name(self._cluster.home_id, shard))
+    def _start_stores(self, there: set[str]) -> None:
+        """Start the stores that do not exist and are not on their way."""
+        for shard in range(self._config.shards):
+            name = store_name(self._cluster.home_id, shard)
+            if name not in there and name not in self._starting_stores:
+                self._starting_stores[name] = self._spawn(self._start_store(name))
+
+    async def _start_store(self, name: str) -> None:
+        try:
+            await self._cluster.start_host("store", name)
+            self._failures.pop(name, None)
+        except KimiRayError as error:
+            self._failures[name] = error
+        finally:
+            self._starting_stores.pop(name, None)
 
     async def _recover(self) -> None:
         """Ask all hosts at once; silent ones are looked after behind the back of whoever waits for this start."""
@@ -411,14 +432,17 @@ class Registry:
             try:
                 await self._round()
             except KimiRayError as error:
-                self._pools["agents"].last_failure = error
+                self._failures["watch"] = error
 
     async def _round(self) -> None:
         known = {name for pool in self._pools.values() for name in pool.hosts}
         self._nodes, listed = await asyncio.gather(self._cluster.nodes(), self._cluster.list_hosts())
         there = {host.name for host in listed}
+        self._failures.pop("watch", None)
         for name in known - there:
             self._drop(name)
+        if self._ending is None:
+            self._start_stores(there)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

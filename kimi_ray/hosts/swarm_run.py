@@ -18,6 +18,7 @@ from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.specs import Ack, LogEntry, Outcome, PlaceAgent
 from kimi_ray.hosts.steady_calls import RegistryCalls
 from kimi_ray.hosts.swarm_attempts import Attempt, Ending, attempt_row, ending_of, failed, run_request, spent_of
+from kimi_ray.hosts.swarm_events import batches_of, ended_event, header_of, limits_left, spawned_event
 from kimi_ray.hosts.swarm_rows import RowBuffer
 from kimi_ray.hosts.swarm_watch import SwarmWatch
 from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
@@ -26,15 +27,12 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
 from kimi_ray.session import AgentEntry
-from kimi_ray.settings import Limits
 from kimi_ray.store.seam import Stream
 
 MAX_REVIVALS = 3
 """How often the host of one rollout may be lost under it before the rollout is given up."""
 
 _BACKLOG = 4000
-_BATCH = 128
-_BATCH_CHARS = 16 << 20
 _RUN_S = 120.0
 _CONTROL_S = 10.0
 _CLOSE_S = 35.0
@@ -237,6 +235,7 @@ class SwarmRun:
     async def _launch(self, ready: list[tuple[Start, Rollout]]) -> None:
         numbers = await self._services.numbers(len(ready))
         now = time.monotonic()
+        used = self._schedule.progress().spent
         attempts: list[Attempt] = []
         for (start, rollout), number in zip(ready, numbers, strict=True):
             made, since = self._tried.get(start.key, (0, self._began))
@@ -245,30 +244,17 @@ class SwarmRun:
             if rollout.sampling is not None and rollout.sampling.seed is not None:
                 seed = rollout.sampling.seed
             send = start.send_seed or (rollout.sampling is not None and rollout.sampling.seed is not None)
-            left = replace(rollout, limits=self._limits_left(rollout.limits))
+            left = replace(
+                rollout, limits=limits_left(rollout.limits, self._spec.total_limits, used, now - self._began)
+            )
             request = run_request(self._spec, left, f"agent-{number}", count, seed, send)
             self._tried[start.key] = (made + 1, since)
             attempt = Attempt(rollout, count, seed, request, queued_s=max(0.0, now - since))
             self._attempts[attempt.agent_id] = attempt
             attempts.append(attempt)
         self._services.registered([AgentEntry(a.agent_id, labels={"item": a.rollout.key.item_id}) for a in attempts])
-        self._services.record([LogEntry("subagent/spawned", _spawned(self._spec, a)) for a in attempts])
+        self._services.record([spawned_event(self._spec, a) for a in attempts])
         await self._place_and_begin(attempts)
-
-    def _limits_left(self, own: Limits | None) -> Limits | None:
-        """A rollout's limits under what is left of the run's: alone it cannot use more than that."""
-        total = self._spec.total_limits
-        if total is None:
-            return own
-        spent = self._schedule.progress().spent
-        used = {f"max_{name}": amount for name, amount in spent._asdict().items() if name != "working_s"}
-        used["time_s"] = time.monotonic() - self._began
-        said = own.said() if own is not None else {}
-        for name, amount in used.items():
-            bound = getattr(total, name)
-            if bound is not None and bound > amount:
-                said[name] = min(bound - amount, said.get(name, bound))
-        return Limits.model_validate(said)
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
         try:
@@ -281,7 +267,7 @@ class SwarmRun:
         for attempt in attempts:
             by_host.setdefault(attempt.host, []).append(attempt)
         for host, group in by_host.items():
-            for batch in _batches(group):
+            for batch in batches_of(group):
                 self._spawn(self._begin(host, batch))
 
     async def _place(self, attempts: list[Attempt]) -> None:
@@ -342,7 +328,7 @@ class SwarmRun:
         attempt.resends += 1
         exists = error.code == "store.exists"
         if attempt.resends <= _RESENDS and (exists or (error.code == "store.not_found" and attempt.lost)):
-            header = None if exists else _header_of(self._spec, attempt)
+            header = None if exists else header_of(self._spec, attempt)
             request = replace(attempt.request, agent=replace(agent, header=header, nonce=new_ulid()), release=False)
             attempt.request = request
             self._spawn(self._begin(attempt.host, [attempt]))
@@ -431,7 +417,7 @@ class SwarmRun:
                     self._spawn(waiter.close())
         if ending.outcome is not None:
             self._past = self._past.plus(spent_of(ending.outcome.totals))
-        self._services.record([_ended_event(attempt, ending)])
+        self._services.record([ended_event(attempt, ending)])
         outcome = ending.outcome
         if outcome is not None and outcome.seq >= 0 and len(self._positions) <= _POSITIONS_IN_END:
             self._positions[attempt.agent_id] = {"seq": outcome.seq, "epoch": outcome.epoch}
@@ -477,7 +463,7 @@ class SwarmRun:
                 self._waiter(host).add([attempt.wait_key])
             else:
                 again.append(attempt)
-        for batch in _batches(again):
+        for batch in batches_of(again):
             self._spawn(self._begin(host, batch))
 
     async def _revive(self, attempts: list[Attempt]) -> None:
@@ -606,54 +592,3 @@ class SwarmRun:
             self._main.cancel()
             known = error if isinstance(error, KimiRayError) else KimiRayError(repr(error), code="internal")
             self._rows.finish(known)
-
-
-def _header_of(spec: SwarmSpec, attempt: Attempt) -> dict[str, Any] | None:
-    request = run_request(spec, attempt.rollout, attempt.agent_id, attempt.number, attempt.seed, send_seed=False)
-    return request.agent.header
-
-
-def _spawned(spec: SwarmSpec, attempt: Attempt) -> dict[str, Any]:
-    key = attempt.rollout.key
-    return {
-        "agent_id": attempt.agent_id,
-        "profile": spec.profile.name,
-        "labels": {"item": key.item_id},
-        "item_id": key.item_id,
-        "repeat": key.repeat,
-        "attempt": attempt.number,
-    }
-
-
-def _ended_event(attempt: Attempt, ending: Ending) -> LogEntry:
-    """``subagent/completed`` for an agent that says how it ended, well or not; else ``subagent/failed``."""
-    outcome = ending.outcome
-    if outcome is not None and outcome.seq >= 0 and ending.error is None:
-        data: dict[str, Any] = {
-            "agent_id": attempt.agent_id,
-            "seq": outcome.seq,
-            "epoch": outcome.epoch,
-            "status": ending.stop,
-        }
-        if outcome.message_seq is not None:
-            data["message_seq"] = outcome.message_seq
-        return LogEntry("subagent/completed", data)
-    error = ending.error or AgentError(f"{attempt.stream} ended: {ending.stop}", code=f"turn.{ending.stop}").to_data()
-    data = {"agent_id": attempt.agent_id, "error": error}
-    if outcome is not None and outcome.seq >= 0:
-        data |= {"seq": outcome.seq, "epoch": outcome.epoch}
-    return LogEntry("subagent/failed", data)
-
-
-def _batches(attempts: list[Attempt]) -> list[list[Attempt]]:
-    """Parts of a call's size: neither too many agents nor too much text in one."""
-    parts: list[list[Attempt]] = []
-    chars = 0
-    for attempt in attempts:
-        size = len(attempt.rollout.prompt)
-        if not parts or len(parts[-1]) >= _BATCH or chars + size > _BATCH_CHARS:
-            parts.append([])
-            chars = 0
-        parts[-1].append(attempt)
-        chars += size
-    return parts
