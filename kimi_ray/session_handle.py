@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
 from kimi_ray.errors import KimiRayError
@@ -33,6 +33,32 @@ ToolLike = str | Tool | Callable[..., Any]
 
 _FOLLOW_AGENTS_S = 1.0
 _QUEUE = 1000
+
+
+class SwarmOptions(TypedDict, total=False):
+    """What ``Session.swarm`` takes beyond prompt and items; ``Session.start_swarm`` says what each means."""
+
+    profile: str | Profile
+    model: str | ResolvedModel | None
+    system_prompt: str | None
+    tools: Sequence[ToolLike] | None
+    sampling: Sampling | None
+    repeats: int
+    seed: int | None
+    max_concurrency: int
+    limits: Limits | None
+    total_limits: Limits | None
+    retries: int
+    retry_on: Sequence[str]
+    fail_on: str | None
+    on_interrupted: OnInterrupted
+    workdir: Workdir | None
+    keep_workdirs: bool
+    isolation: Isolation | None
+    tags: dict[str, str] | None
+    metadata: dict[str, Any] | None
+    run_id: str | None
+    out: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +223,9 @@ class Session:
 
     # -- swarms -----------------------------------------------------------------------------------------------------
 
-    async def swarm(self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Any) -> SwarmReport:
+    async def swarm(
+        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[SwarmOptions]
+    ) -> SwarmReport:
         """``start_swarm`` with the same arguments, and its result."""
         return await (await self.start_swarm(prompt, items, **options)).result()
 

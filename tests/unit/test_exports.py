@@ -35,3 +35,12 @@ def test_importing_the_package_and_the_runtime_loads_no_heavy_library() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_swarm_and_start_swarm_take_the_same_options() -> None:
+    import inspect
+
+    from kimi_ray.session_handle import Session, SwarmOptions
+
+    parameters = list(inspect.signature(Session.start_swarm).parameters)
+    assert parameters[3:] == list(SwarmOptions.__annotations__)
