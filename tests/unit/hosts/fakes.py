@@ -100,6 +100,8 @@ class Nodes(LocalCluster):
         self.known = nodes
         self.open = asyncio.Event()
         self.open.set()
+        self.store_open = asyncio.Event()
+        self.store_open.set()
         self.started: list[HostListing] = []
         self.refuse: set[str] = set()
 
@@ -111,6 +113,8 @@ class Nodes(LocalCluster):
     ) -> HostListing:
         if kind in ("agents", "sessions"):
             await self.open.wait()
+        if kind == "store":
+            await self.store_open.wait()
         if node_id in self.refuse:
             raise RuntimeFault(f"node {node_id} is full", code="infra.unschedulable")
         listing = await super().start_host(kind, name, dedicated=dedicated)

@@ -231,6 +231,19 @@ async def test_recovery_is_not_held_up_by_silent_hosts(world):
     await until(lambda: not set(names) & set(cluster._held))
 
 
+async def test_a_store_that_is_not_there_is_started_and_waited_for_only_so_long(world, monkeypatch):
+    monkeypatch.setattr(registry_module, "STORE_BOUND_S", 0.05)
+    cluster = await world(wait=False)
+    cluster.store_open.clear()
+    await asyncio.wait_for(cluster.start_host("registry", REGISTRY), 2)
+    assert (await call(cluster, "status"))["stores"] == ["h/store-0"]
+    cluster.store_open.set()
+    await until(lambda: "h/store-0" in cluster._held)
+    cluster.kill_host("h/store-0")
+    await until(lambda: "h/store-0" in cluster._held)
+    assert len(cluster.on("store")) == 2
+
+
 async def test_other_settings_are_refused_by_name(world):
     cluster = await world()
     mine = RuntimeConfig(close_timeout_s=1)
