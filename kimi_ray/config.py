@@ -108,7 +108,7 @@ class RuntimeConfig(Settings):
 
     default_model: str | None = Field(default=None, description="Model of agents and profiles that name none.")
     models: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="`[models.X]` tables: how to reach model X."
+        default_factory=dict, repr=False, description="`[models.X]` tables: how to reach model X."
     )
     features: tuple[str, ...] = Field(default=(), description="Features to load, `package.module:Class`.")
     fs_spec: str | None = Field(default=None, description="Fault injection of the file system, for tests.")
