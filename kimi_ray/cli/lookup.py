@@ -19,8 +19,12 @@ _MANIFEST = "run.json"
 _REPEAT = re.compile(r"\A(?P<item>.+)#(?P<repeat>\d+)\Z", re.DOTALL)
 
 
-def open_home(home: str | None) -> ReadStore:
-    """The store of a home, for reading.
+def open_home(home: str | None, text: str = "") -> tuple[ReadStore, str]:
+    """The store of a home, for reading, and the home's path.
+
+    Args:
+        home: The flag.
+        text: What the person named: the home that a run directory was written with counts before the default one.
 
     Raises:
         StoreError: ``store.not_found`` when nothing has been run there yet.
@@ -28,8 +32,19 @@ def open_home(home: str | None) -> ReadStore:
     from kimi_ray.config import load_config
     from kimi_ray.store.open import open_store
 
-    config = load_config(home)
-    return open_store(config.home, network_home=config.network_home)
+    config = load_config(home if home is not None else _home_of_run(text))
+    return open_store(config.home, network_home=config.network_home), config.home
+
+
+def _home_of_run(text: str) -> str | None:
+    from kimi_ray.runs.run_directory import read_manifest
+
+    found = _split_run(text)
+    if found is None:
+        return None
+    config: dict[str, Any] = read_manifest(found[0]).get("config") or {}
+    home = config.get("home")
+    return str(home) if home and Path(str(home)).is_dir() else None
 
 
 async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> Stream:
@@ -90,17 +105,20 @@ def agent_order(agent_id: str) -> tuple[int, str]:
 
 
 async def _find_rollout(store: ReadStore, text: str) -> Stream:
-    for at in (at for at, char in enumerate(text) if char == ":"):
-        directory = _run_directory(text[:at])
-        if directory is not None:
-            return await _in_directory(store, directory, text[at + 1 :])
+    found = _split_run(text)
+    if found is not None:
+        return await _in_directory(store, *found)
     run, _, item = text.partition(":")
     return await _in_headers(store, run, item)
 
 
-def _run_directory(text: str) -> Path | None:
-    directory = Path(text).expanduser()
-    return directory if text and (directory / _MANIFEST).is_file() else None
+def _split_run(text: str) -> tuple[Path, str] | None:
+    """``DIR:ITEM`` where DIR is a run directory; both may hold colons."""
+    for at in (at for at, char in enumerate(text) if char == ":"):
+        directory = Path(text[:at]).expanduser()
+        if text[:at] and (directory / _MANIFEST).is_file():
+            return directory, text[at + 1 :]
+    return None
 
 
 async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
@@ -108,7 +126,11 @@ async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
 
     run_id = str(read_manifest(directory)["run_id"])
     rows = {(row.item_id, row.repeat): row for row in read_rows(directory)}
-    key = _chosen(rows, item)
+    key = _chosen(rows, item) or _chosen(
+        {(row.item, row.repeat): row for row in rows.values() if isinstance(row.item, str)}, item, whole=True
+    )
+    if key is not None and key not in rows:
+        key = next(one for one, row in rows.items() if (row.item, row.repeat) == key)
     if key is not None and rows[key].session_id and rows[key].agent_id:
         return Stream(str(rows[key].session_id), str(rows[key].agent_id))
     return await _in_headers(store, run_id, item)
@@ -135,15 +157,19 @@ async def _in_headers(store: ReadStore, run: str, item: str) -> Stream:
     return max(attempts[chosen])[1]
 
 
-def _chosen(keys: Iterable[tuple[str, int]], text: str) -> tuple[str, int] | None:
-    """The rollout that a text names: the item's id as it is, or with ``#REPEAT``; a unique end of the id will do."""
+def _chosen(keys: Iterable[tuple[str, int]], text: str, *, whole: bool = False) -> tuple[str, int] | None:
+    """The rollout that a text names: the item's id as it is, or with ``#REPEAT``.
+
+    A unique end of the id will do, unless ``whole``.
+    """
     known = sorted(keys)
     readings: list[tuple[str, int | None]] = [(text, None)]
     numbered = _REPEAT.match(text)
     if numbered:
         readings.append((numbered["item"], int(numbered["repeat"])))
     for item, repeat in readings:
-        item_id = _by_suffix(sorted({known_id for known_id, _ in known}), item, "item")
+        ids = sorted({known_id for known_id, _ in known})
+        item_id = (item if item in ids else None) if whole else _by_suffix(ids, item, "item")
         if item_id is not None and (item_id, repeat or 0) in known:
             return item_id, repeat or 0
     return None

@@ -50,7 +50,7 @@ def list_sessions(
     from kimi_ray.cli.lookup import open_home
 
     try:
-        documents = asyncio.run(open_home(home).list_documents())
+        documents = asyncio.run(open_home(home)[0].list_documents())
     except StoreError as error:
         if error.code != "store.not_found":
             raise
@@ -102,7 +102,7 @@ def show(
     """
     from kimi_ray.cli.lookup import find_session, find_stream, open_home
 
-    store = open_home(home)
+    store, place = open_home(home, session)
 
     async def collect() -> dict[str, Any]:
         only: str | None = None
@@ -111,12 +111,12 @@ def show(
             session_id, only = stream.session_id, stream.agent_id
         else:
             session_id = await find_session(store, session)
-        return await _shown(store, _home(home), session_id, only, limit)
+        return await _shown(store, place, session_id, only, limit)
 
     found = asyncio.run(collect())
     if json:
         facts = [one.to_data() for one in found["agents"]]
-        print_json({**found, "home": _home(home), "agents": facts})
+        print_json({**found, "home": place, "agents": facts})
     else:
         _print_session(found)
 
@@ -140,7 +140,7 @@ def tail(
     """The newest events of an agent's log (main's, unless said), and with -f those that come."""
     from kimi_ray.cli.lookup import find_stream, open_home
 
-    store = open_home(home)
+    store, _ = open_home(home, session)
 
     async def print_events() -> None:
         stream = await find_stream(store, session, agent)

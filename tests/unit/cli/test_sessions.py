@@ -133,6 +133,26 @@ async def test_ambiguous_ends() -> None:
         assert caught.value.hint
 
 
+def test_items_that_are_text_can_be_named_by_it(cli: Cli, place: Path) -> None:
+    (place / "items.txt").write_text("one.py\nsub/two.py\none.py\n")
+    arguments = ("swarm", "{{item}}", "--in-process", "--profile", "bare", "--model", "scripted", "--repeats", 2)
+    assert cli(*arguments, "--items", "items.txt", "--out", "run").code == 0
+    rows = {(row.item_id, row.repeat): row for row in read_rows(place / "run")}
+    two = next(row for (_, repeat), row in rows.items() if row.item == "sub/two.py" and repeat == 1)
+    shown = cli("sessions", "show", "run:sub/two.py#1", "--json").document["agents"]
+    assert [one["agent_id"] for one in shown] == [two.agent_id]
+    assert cli("sessions", "show", "run:two.py").code == 2
+
+
+def test_a_run_directory_knows_its_home(
+    cli: Cli, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIMI_RAY_HOME", str(tmp_path / "another home"))
+    assert cli("sessions", "show", "run:alpha").code == 0
+    assert cli("sessions", "tail", "run:alpha").code == 0
+    assert cli("sessions", "show", "run:alpha", "--home", tmp_path / "another home").code == 2
+
+
 def test_tail(cli: Cli, filled: Path) -> None:
     lines = cli("sessions", "tail", "run:alpha", "--json", "-n", 1000).out.splitlines()
     events = [parse_event(line.encode()) for line in lines]
