@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
 
@@ -18,6 +18,9 @@ from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.ports import NodeInfo, is_lost, registry_name, store_name
 from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
+
+if TYPE_CHECKING:
+    from kimi_ray.actors.ray_session import RaySession
 
 BOOTSTRAP_BOUND_S = 90.0
 JOIN_TRIES_BOUND_S = 60.0
@@ -39,7 +42,18 @@ async def connect(config: RuntimeConfig, *, runtime_env: dict[str, Any] | None =
         return await connect_in_process(config)
     from kimi_ray.actors.ray_session import close_session, open_session
 
-    session = await asyncio.to_thread(open_session, config, runtime_env)
+    loop = asyncio.get_running_loop()
+    opening = loop.run_in_executor(None, open_session, config, runtime_env)
+
+    def let_go(opened: asyncio.Future[RaySession]) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            loop.run_in_executor(None, close_session, opened.result())
+
+    try:
+        session = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(let_go)
+        raise
     cluster: RayCluster | None = None
     farewell: Farewell | None = None
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
-from kimi_ray.actors import connect, down, host_logs, status
+from kimi_ray.actors import connect, down, host_logs, ray_session, status
 from kimi_ray.actors.connect import storage_resource
 from kimi_ray.actors.ray_cluster import RaySpec, config_for_actors
 from kimi_ray.config import RuntimeConfig
@@ -155,6 +156,26 @@ async def test_disconnect_of_the_owner_leaves_no_actor_and_no_other_runtime_is_t
     assert await pid_of(other, store_name(other.home_id, 0)) > 0
     again = await joined()
     assert again.home_id == connection.home_id
+
+
+async def test_a_connect_that_is_given_up_lets_ray_go(local_ray, config, monkeypatch):
+    entered, go, let_go = threading.Event(), threading.Event(), threading.Event()
+
+    def open_slowly(*args):
+        entered.set()
+        assert go.wait(30)
+        return "the session"
+
+    monkeypatch.setattr(ray_session, "open_session", open_slowly)
+    monkeypatch.setattr(ray_session, "close_session", lambda session: let_go.set())
+    connecting = asyncio.create_task(connect(config))
+    assert await asyncio.to_thread(entered.wait, 30)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert not let_go.is_set()
+    go.set()
+    assert await asyncio.to_thread(let_go.wait, 30)
 
 
 async def test_status_logs_and_down(joined, config):
