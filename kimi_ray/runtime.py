@@ -22,7 +22,7 @@ from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags
-from kimi_ray.session_handle import Session, ToolLike, bind_profile
+from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
 from kimi_ray.session_link import Notes, SessionLink, open_session
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
 from kimi_ray.store.seam import Stream
@@ -161,6 +161,10 @@ class Runtime:
         """The profile, model, sampling, limits and workdir that a stored main agent was bound with, or None."""
         return await read_binding(self._courier.store, Stream(session_id, MAIN))
 
+    async def is_live(self, session_id: str) -> bool:
+        """Whether the session lives on some host of this runtime now."""
+        return await self._courier.registry.find_session(session_id) is not None
+
     def pinned(self, workdir: Workdir | None) -> str | None:
         """The node on which an agent with this directory must live, or None."""
         shared = workdir is not None and workdir.kind == "shared"
@@ -272,12 +276,13 @@ class Workspace:
         Args:
             session_id: Which.
             model: Another model than the one that its log names.
-            tools: The user's own tools of this session (code is not in the log), as for ``create_session``.
+            tools: The user's own tools among those that its profile names: code is not in the log.
             isolation: As for ``create_session``.
 
         Raises:
             SessionError: ``session.not_found``; ``session.in_use`` {host, pid}.
             ConfigError: ``model.not_configured`` when the model of the log is not known here.
+            ToolError: ``tool.unknown`` for a tool of its profile that is neither built in nor given.
         """
         runtime = self._runtime
         bound = await runtime.binding(_checked_id(session_id))
@@ -289,9 +294,7 @@ class Workspace:
                 details={"session_id": session_id},
             )
         profile = Profile.model_validate(bound["profile"])
-        bound_tools: tuple[Any, ...] = ()
-        if tools is not None:
-            profile, bound_tools = bind_profile(profile, None, tools)
+        own_tools = own_tools_for(profile, tools or (), joins=await runtime.is_live(session_id))
         workdir = None if bound.get("workdir") is None else _workdir(bound["workdir"])
         main = AgentSpec(
             stream=Stream(session_id, MAIN),
@@ -301,7 +304,7 @@ class Workspace:
             sampling=None if bound.get("sampling") is None else Sampling.model_validate(bound["sampling"]),
             limits=None if bound.get("limits") is None else Limits.model_validate(bound["limits"]),
             workdir=workdir,
-            user_tools=bound_tools,
+            user_tools=own_tools,
             denied_paths=(runtime.config.home,),
         )
         return await runtime.open(

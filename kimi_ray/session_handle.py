@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, ToolError
 from kimi_ray.events import SessionEvent
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.live_session import MAIN
@@ -406,3 +406,26 @@ def bind_profile(
         bound = bound.model_copy(update=changes)
     select_tools(bound.tools, own)
     return bound, tuple(own)
+
+
+def own_tools_for(profile: Profile, tools: Sequence[ToolLike], *, joins: bool) -> tuple[Tool, ...]:
+    """The user's tools for a profile that names them already; who joins a live session need not have them.
+
+    Raises:
+        ToolError: ``tool.unknown`` for a tool of the profile that is neither built in nor among ``tools``.
+    """
+    own = tuple(as_tool(thing) for thing in tools if not isinstance(thing, str) or ":" in thing)
+    try:
+        select_tools(profile.tools, own)
+    except ToolError as error:
+        if error.code != "tool.unknown":
+            raise
+        if joins:
+            return own
+        raise ToolError(
+            error.message,
+            code=error.code,
+            hint=f"the profile {profile.name} had it: give it again with tools=[...]",
+            details=error.details,
+        ) from None
+    return own

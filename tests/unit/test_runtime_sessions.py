@@ -344,3 +344,37 @@ async def test_run_sync_inside_a_running_loop_and_its_timeout() -> None:
     with pytest.raises(KimiRayError) as nested_error:
         run_sync(nested())
     assert nested_error.value.code == "runtime.wrong_loop"
+
+
+async def test_large_and_impossible_prompts(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        text = "word " * (1 << 20)
+        large = await (await session.main.submit(text)).result(30)
+        assert large.state == "completed" and stage.prompt(stage.requests[0]) == text
+        assert len((await session.metadata())["last_prompt"]) <= 4000
+        refused = [("", "prompt.empty"), ([], "prompt.empty"), ("bad \ud800", "log.not_json")]
+        for prompt, code in refused:
+            with pytest.raises(KimiRayError) as caught:
+                await session.main.submit(prompt)  # type: ignore[arg-type]
+            assert caught.value.code == code
+        assert (await (await session.main.submit("after")).result(10)).text == "did after"
+        report = await session.swarm("{{item}}", [text, "small"], profile="bare")
+        assert report.ok and len(report.rows[0].item) == len(text)
+
+
+async def test_resume_needs_the_users_own_tools_again(tmp_path: Path) -> None:
+    def lookup(word: str) -> str:
+        """Say what a word means."""
+        return f"{word} means fish"
+
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        session = await work.create_session("s", model=model, tools=["Read", lookup])
+        assert await work.resume("s") is session
+        await session.close()
+        with pytest.raises(ToolError) as caught:
+            await work.resume("s")
+        assert caught.value.code == "tool.unknown" and "tools=" in (caught.value.hint or "")
+        again = await work.resume("s", tools=[lookup])
+        assert (await (await again.main.submit("x")).result(10)).text == "did x"
