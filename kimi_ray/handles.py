@@ -147,7 +147,9 @@ class Agent:
         self.stream = Stream(session.id, agent_id)
         self.services = services
         self._link = session
-        self.route: Route = services.courier.route(self.stream, self._resolve)
+        self.route: Route = services.courier.route(
+            self.stream, self._resolve, session.main_host if agent_id == MAIN else None
+        )
 
     def __repr__(self) -> str:
         return f"Agent({self.stream})"

@@ -146,10 +146,18 @@ class Runtime:
         if self._closing is not None:
             raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
         info, host = await open_session(self._courier, spec)
-        again = replace(spec, create=False, title=None, metadata={}, tags={}, main=replace(spec.main, header=None))
+        again = replace(
+            spec,
+            create=False,
+            cwd=info.document.get("cwd", spec.cwd),
+            title=None,
+            metadata={},
+            tags={},
+            main=replace(spec.main, header=None),
+        )
         link = self._links.get(spec.session_id)
         if link is None or link.closed:
-            link = SessionLink(self._courier, again, host, opened=info.opened)
+            link = SessionLink(self._courier, again, host, opened=info.opened, main_host=info.main_host)
             self._links[spec.session_id] = link
             self._sessions[spec.session_id] = Session(link, self._services)
         else:

@@ -26,13 +26,17 @@ class SessionLink:
         spec: How to bring the session back: ``create`` False.
         host: The session host.
         opened: Whether this driver brought it to life, so that its close is this driver's.
+        main_host: Where its main agent lives, as it was told with the session.
     """
 
-    def __init__(self, courier: Courier, spec: SessionSpec, host: str, *, opened: bool) -> None:
+    def __init__(
+        self, courier: Courier, spec: SessionSpec, host: str, *, opened: bool, main_host: str | None = None
+    ) -> None:
         self.courier = courier
         self.spec = spec
         self.host = host
         self.opened = opened
+        self.main_host = main_host
         self.closed = False
         self.closing = False
         """Nobody but the close itself may bring the session back any more."""

@@ -94,7 +94,12 @@ class LiveSession:
     def info(self) -> SessionInfo:
         """What callers are told."""
         return SessionInfo(
-            self.id, self.spec.workspace_id, self._services.name, self.document.snapshot(), self.document.revision
+            self.id,
+            self.spec.workspace_id,
+            self._services.name,
+            self.document.snapshot(),
+            self.document.revision,
+            main_host=self.host_of(MAIN),
         )
 
     # -- agents -----------------------------------------------------------------------------------------------------

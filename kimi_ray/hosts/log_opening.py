@@ -5,9 +5,7 @@ Calls are coalesced: all logs that are opened (or closed) in one pass of the eve
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from kimi_ray.agent.fold import AgentFold
@@ -16,6 +14,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.events import SessionEvent, parse_event, parse_header
 from kimi_ray.hosts.agent_services import OpenedLog
+from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, store_name
 from kimi_ray.hosts.steady_calls import StoreCalls, shard_of
 from kimi_ray.log import EventLog
@@ -55,8 +54,8 @@ class LogOpener:
         self._budget = HostBudget(config.host_bytes)
         self._senders: dict[int, Sender] = {}
         self._open: dict[Stream, OpenedLog] = {}
-        self._grants = _Coalesced(store.open_writers)
-        self._returns = _Coalesced(store.close_writers)
+        self._grants = Coalesced(store.open_writers)
+        self._returns = Coalesced(store.close_writers)
 
     def stats(self) -> dict[str, Any]:
         """Counters over all senders."""
@@ -176,36 +175,3 @@ class LogOpener:
                 transport, transport_blobs, settings=self._settings, budget=self._budget
             )
         return sender
-
-
-class _Coalesced:
-    """Gathers what is asked in one pass of the loop into one call a shard."""
-
-    def __init__(self, call: Callable[[int, list[Any]], Awaitable[list[Any]]]) -> None:
-        self._call = call
-        self._asked: dict[int, list[tuple[Any, asyncio.Future[Any]]]] = defaultdict(list)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def add(self, shard: int, what: Any) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        asked = self._asked[shard]
-        asked.append((what, future))
-        if len(asked) == 1:
-            task = asyncio.get_running_loop().create_task(self._send(shard))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await future
-
-    async def _send(self, shard: int) -> None:
-        await asyncio.sleep(0)
-        asked = self._asked.pop(shard)
-        try:
-            answers = await self._call(shard, [what for what, _ in asked])
-        except KimiRayError as error:
-            for _, future in asked:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), answer in zip(asked, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)

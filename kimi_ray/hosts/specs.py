@@ -107,6 +107,8 @@ class SessionInfo:
     revision: int
     opened: bool = False
     """Whether this very call brought it to life."""
+    main_host: str | None = None
+    """The host on which its main agent lives."""
 
 
 @dataclass(frozen=True, slots=True)

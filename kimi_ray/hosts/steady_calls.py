@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
+from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError, error_from_data
+from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, store_name
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.settings import Isolation
@@ -70,6 +71,7 @@ class StoreCalls:
         self._cluster = cluster
         self._shards = shards
         self._within_s = within_s
+        self._documents = Coalesced(self._write_documents)
 
     async def open_session(self, session_id: str, nonce: str, workspace_id: str | None) -> SessionGrant:
         """Claim a session (``Store.open_session``)."""
@@ -84,9 +86,11 @@ class StoreCalls:
     ) -> int:
         """Compare and set (``Store.write_document``); a write whose answer was lost is recognised by its value."""
         try:
-            return await self._call(
-                session_id, "write_document", session_id, value, grant, nonce, revision, group="store"
-            )
+            shard = shard_of(session_id, self._shards)
+            answer = await self._documents.add(shard, (session_id, value, grant, nonce, revision))
+            if isinstance(answer, dict):
+                raise error_from_data(cast("dict[str, Any]", answer))
+            return answer
         except StoreError as error:
             if error.code != "store.conflict":
                 raise
@@ -133,6 +137,9 @@ class StoreCalls:
     async def remove(self, session_id: str) -> None:
         """Delete a session (``Store.remove``)."""
         await self._call(session_id, "remove", session_id, group="store")
+
+    async def _write_documents(self, shard: int, writes: list[Any]) -> list[Any]:
+        return await self._call_shard(shard, "write_documents", writes, group="store")
 
     async def _call(self, session_id: str, method: str, *args: Any, group: Group) -> Any:
         return await self._call_shard(shard_of(session_id, self._shards), method, *args, group=group)

@@ -46,6 +46,7 @@ class StoreHost:
         "read_document": "default",
         "list_documents": "default",
         "write_document": "default",
+        "write_documents": "default",
         "read_from": "default",
         "inspect": "default",
         "load": "default",
@@ -133,6 +134,12 @@ class StoreHost:
     ) -> int:
         """See ``Store.write_document``."""
         return await self._service.write_document(session_id, value, grant, nonce, revision)
+
+    async def write_documents(
+        self, writes: list[tuple[str, dict[str, Any], int, str, int]]
+    ) -> list[int | dict[str, Any]]:
+        """``write_document`` for each, all at once; for each the new revision or the error as data."""
+        return list(await asyncio.gather(*(_or_error(self._service.write_document(*write)) for write in writes)))
 
     async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
         """See ``Store.read_from``."""

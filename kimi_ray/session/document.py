@@ -1,7 +1,7 @@
 """A session's document while the session is live: one queue of changes, written under the session's grant.
 
 The order of every change is memory, document on disk, index, notify. A caller's change is awaited until it is on disk;
-what the log already has (agents, activity) is written at most once a second, and at the close.
+what the log already has (agents, activity) is written every three seconds at most, and at the close.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SessionDocument:
     """
 
     def __init__(
-        self, value: Value, revision: int, write: Write, *, clock: Callable[[], int], spacing_s: float = 1.0
+        self, value: Value, revision: int, write: Write, *, clock: Callable[[], int], spacing_s: float = 3.0
     ) -> None:
         self._value = value
         self._revision = revision
