@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_ray.errors import KimiRayError, RunError, error_from_data
+from kimi_ray.errors import KimiRayError, RunError, as_error, error_from_data
 from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey
@@ -247,12 +247,13 @@ class SwarmHandle:
                     await asyncio.gather(feeder, return_exceptions=True)
             self._last_progress = await self.progress()
             await self._link.call("forget_swarm", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
-        except BaseException as error:
+        except asyncio.CancelledError as error:
             failure = error
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            if not isinstance(error, KimiRayError):
-                raise
+            raise
+        except Exception as error:  # noqa: BLE001  told by `result`
+            failure = as_error(error)
+            # A full disk under the run directory, say: what cannot be kept must not go on costing money.
+            self._link.courier.afterwards(self.cancel(0.0))
         finally:
             self._wall_s = time.monotonic() - self._began
             try:

@@ -416,7 +416,8 @@ async def test_total_limits_overshoot_by_a_request_per_agent_at_most(tmp_path: P
             "{{item}}", ["0", "1", "2", "3"], tools=[note], total_limits=Limits(max_steps=12), **BARE
         )
         assert {row.stop for row in report.rows} == {"limit:max_steps"}
-        assert 12 <= len(stage.requests) <= 12 + 4
+        # A step counts when it begins: its request may not be out yet.
+        assert 12 - 4 <= len(stage.requests) <= 12 + 4
 
 
 async def test_closing_the_runtime_under_a_swarm_ends_all_of_it(tmp_path: Path) -> None:
@@ -436,3 +437,37 @@ async def test_closing_the_runtime_under_a_swarm_ends_all_of_it(tmp_path: Path) 
         events = [event.type async for event in session.main.events()]
         assert "swarm/end" in events
         assert events.count("subagent/spawned") == events.count("subagent/completed") + events.count("subagent/failed")
+
+
+async def test_rows_that_cannot_be_kept_end_the_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kimi_ray.runs.execute import RunSink
+
+    async def full(*_args: object) -> None:
+        raise RunError("no space", code="run.write_failed", hint="free some")
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        monkeypatch.setattr(RunSink, "write", full)
+        items = [str(n) for n in range(200)]
+        handle = await session.start_swarm("{{item}}", items, max_concurrency=1, out=tmp_path / "out", **BARE)
+        with pytest.raises(RunError) as caught:
+            await handle.result(20)
+        assert caught.value.code == "run.write_failed"
+        async with asyncio.timeout(10):
+            while (await handle.progress()).running:
+                await asyncio.sleep(0.02)
+        assert len(stage.requests) < 200
+        monkeypatch.undo()
+        again = await session.swarm("{{item}}", ["x"], out=tmp_path / "out2", **BARE)
+        assert again.ok
+
+
+async def test_a_resumed_session_keeps_its_directory(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            "s", model=model, profile="bare", workdir=Workdir.none()
+        )
+        await session.close()
+        (tmp_path / "other").mkdir()
+        again = await runtime.workspace(tmp_path / "other").resume("s")
+        assert again.cwd == str(tmp_path / "work")
