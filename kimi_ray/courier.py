@@ -346,6 +346,9 @@ class Courier:
             if outcome.seq < 0 and data is not None and _elsewhere(str(data.get("code"))):
                 self._wait_elsewhere(host, key, error_from_data(data))
                 continue
+            route = self._routes.get(key[0])
+            if route is not None:
+                route.misses = 0
             future = self._results.get(key)
             if future is not None and not future.done():
                 future.set_result(outcome)
@@ -371,7 +374,7 @@ class Courier:
 
 def _elsewhere(code: str) -> bool:
     """Whether an error means that the agent is to be looked for somewhere else."""
-    return is_lost(code) or code in ("agent.not_found", "agent.closed", "store.fenced")
+    return is_lost(code) or code in ("agent.not_found", "agent.closed", "agent.order_lost", "store.fenced")
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
