@@ -213,17 +213,18 @@ def _cluster(config: RuntimeConfig) -> Iterator[Finding]:
     yield Finding("cluster", "OK", f"{len(nodes)} nodes at {config.address}")
     mine = program_versions()
     for node in nodes:
-        name = f"node {node['address']}"
+        name = f"node {str(node['node_id'])[:8]}"
         if node.get("error"):
             yield Finding(name, "FAIL", str(node["error"]["message"]), "look at that node: it takes no work")
             continue
         theirs: dict[str, Any] = node["versions"]
         other = {key: theirs.get(key) for key in mine if theirs.get(key) != mine[key]}
-        told = ", ".join(f"{key} {value}" for key, value in theirs.items())
+        told = f"{node['address']}: " + ", ".join(f"{key} {value}" for key, value in theirs.items())
+        here = f" (here {', '.join(f'{key} {mine[key]}' for key in other)})" if other else ""
         yield Finding(
             name,
             "FAIL" if other else "OK",
-            told + (f" (here {', '.join(f'{key} {mine[key]}' for key in other)})" if other else ""),
+            told + here,
             "install the same versions on every node" if other else None,
         )
     if len(nodes) > 1 and not config.home_shared and not any(node["has_storage"] for node in nodes):

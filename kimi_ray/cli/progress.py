@@ -81,8 +81,10 @@ def stalled_lines(progress: SwarmProgress) -> list[str]:
 
 def failure_line(row: ResultRow) -> str:
     """A rollout that did not complete, and why."""
+    from kimi_ray.cli.results import name_of
+
     why = f"{row.error.code}: {row.error.message}" if row.error is not None else row.stop
-    return one_line(f"{row.item_id}#{row.repeat} {row.status}: {why}", 200)
+    return one_line(f"{name_of(row)}#{row.repeat} {row.status}: {why}", 200)
 
 
 _PHASES = {

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 30
 _TEXT_COLUMNS = 100
+_NAME_COLUMNS = 32
 
 
 def report_data(report: SwarmReport, *, home: str, interrupted: bool, kept: int) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def print_rows(rows: tuple[ResultRow, ...], *, shown: int = ROWS_SHOWN) -> None:
     repeated = any(row.repeat for row in rows)
     cells = [
         [
-            one_line(_name(row), 32) + (f"#{row.repeat}" if repeated else ""),
+            name_of(row) + (f"#{row.repeat}" if repeated else ""),
             row.status if row.status != "limit" else row.stop,
             str(row.steps),
             str(row.tool_calls),
@@ -68,11 +69,12 @@ def print_summary(report: SwarmReport) -> None:
     say("; ".join(parts))
 
 
-def _name(row: ResultRow) -> str:
-    """The item itself if it is short text (a person knows it by that), else its id."""
+def name_of(row: ResultRow) -> str:
+    """The item itself if it is short text (a person knows it by that), else its id; safe, on one line."""
+    name = row.item_id
     if isinstance(row.item, str) and len(row.item) <= 80 and "\n" not in row.item:
-        return row.item if len(row.item) <= 32 else "…" + row.item[-31:]
-    return row.item_id
+        name = row.item if len(row.item) <= _NAME_COLUMNS else "…" + row.item[1 - _NAME_COLUMNS :]
+    return one_line(name, _NAME_COLUMNS)
 
 
 def _said(row: ResultRow) -> str:

@@ -119,7 +119,7 @@ async def _run(
 ) -> tuple[PromptResult, str, dict[str, Any]]:
     from kimi_ray.cli.settings_of import runtime_config
     from kimi_ray.cli.swarm_arguments import limits_of, parse_tags, sampling_of
-    from kimi_ray.cli.swarm_course import check_home
+    from kimi_ray.cli.swarm_course import check_home, check_model
     from kimi_ray.cli.swarm_plan import check_price, find_model, find_workdir, make_importable
     from kimi_ray.runtime import Runtime
     from kimi_ray.session_handle import bind_profile
@@ -144,6 +144,8 @@ async def _run(
 
         session_id = await find_session(open_store(config.home), said["session"])
     await check_home(config)
+    if model is not None:
+        await check_model(model)
     async with Runtime.connect(config=config) as runtime:
         workspace = runtime.workspace(cwd)
         if session_id is not None:

@@ -197,6 +197,7 @@ def _print_end(work: SwarmWork, ended: Ended) -> None:
     from kimi_ray.cli.results import print_rows, print_summary
 
     report = ended.report
+    home = f" --home {_quoted(work.arguments.home)}" if work.arguments.home else ""
     print_rows(report.rows)
     say()
     print_summary(report)
@@ -204,7 +205,7 @@ def _print_end(work: SwarmWork, ended: Ended) -> None:
         say(f"{ended.kept} rows were there before")
     say(f"rows     {Path(str(report.run_dir)) / 'results.jsonl'}")
     if report.session_id:
-        say(f"logs     kimi-ray sessions show {report.session_id}")
+        say(f"logs     kimi-ray sessions show {report.session_id}{home}")
     if not report.ok:
         say(f"again    kimi-ray swarm --resume {_quoted(str(report.run_dir))}")
     if ended.log_path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kimi_ray.cli.swarm_plan import SwarmWork
     from kimi_ray.config import RuntimeConfig
     from kimi_ray.hosts.swarm_words import SwarmProgress
+    from kimi_ray.llm.models import ResolvedModel
     from kimi_ray.runs import SwarmReport
     from kimi_ray.runs.execute import RunSink
     from kimi_ray.runs.plan import RunPlan
@@ -95,12 +96,14 @@ async def run_swarm(
 
     await check_home(work.config)
     if not work.resumed:
-        return await _connected(work, work.plan, None, quiet, interrupts)
+        served = await check_model(work.model)
+        return await _connected(work, work.plan, None, quiet, interrupts, served)
     plan, sink = await reopen_run(work.plan, work.out, retry=retry, durability=work.config.durability)
     try:
         if not plan.again:
             return Ended(_finished(plan, str(sink.path)), False, len(plan.kept), None)
-        return await _connected(work, plan, sink, quiet, interrupts)
+        served = await check_model(work.model)
+        return await _connected(work, plan, sink, quiet, interrupts, served)
     finally:
         await sink.close()
 
@@ -118,12 +121,17 @@ async def check_home(config: RuntimeConfig) -> None:
 
 
 async def _connected(
-    work: SwarmWork, plan: RunPlan, sink: RunSink | None, quiet: bool, interrupts: Interrupts | None
+    work: SwarmWork,
+    plan: RunPlan,
+    sink: RunSink | None,
+    quiet: bool,
+    interrupts: Interrupts | None,
+    served: list[str] | None,
 ) -> Ended:
     from kimi_ray.runtime import Runtime
 
     async with Runtime.connect(config=work.config) as runtime:
-        opened = sink if sink is not None else await _open(work, plan)
+        opened = sink if sink is not None else await _open(work, plan, served)
         try:
             session = await runtime.workspace(work.cwd).create_session(
                 title=plan.prompt[:_TITLE_COLUMNS] if isinstance(plan.prompt, str) else None,
@@ -142,7 +150,7 @@ async def _connected(
         return Ended(report, watch.interrupted, len(plan.kept), runtime.connection.log_path)
 
 
-async def _open(work: SwarmWork, plan: RunPlan) -> RunSink:
+async def _open(work: SwarmWork, plan: RunPlan, served: list[str] | None) -> RunSink:
     from kimi_ray.runs.execute import open_run
 
     return await open_run(
@@ -154,22 +162,34 @@ async def _open(work: SwarmWork, plan: RunPlan) -> RunSink:
         cwd=work.cwd,
         items_source=work.arguments.items,
         selection=work.selection,
-        served_models=await _served_models(work),
+        served_models=served,
         argv=sys.argv,
         durability=work.config.durability,
     )
 
 
-async def _served_models(work: SwarmWork) -> list[str] | None:
-    """The server's list, for the manifest. A server that is away now may be there in a moment: then None."""
-    if work.model.provider != "openai":
+async def check_model(model: ResolvedModel) -> list[str] | None:
+    """Ask the server for its list of models before anything is started for it.
+
+    Returns:
+        The list; None for a scripted model, and for a server that has none or is busy: it may still answer requests.
+
+    Raises:
+        ProviderError: ``provider.connection`` when nobody is there, ``provider.auth`` for a key that is wrong (401).
+    """
+    if model.provider != "openai":
         return None
     from kimi_ray.llm.models import build_provider
 
-    provider: Any = build_provider(work.model)
+    provider: Any = build_provider(model)
     try:
         return await provider.served_models(timeout_s=_SERVED_S)
-    except KimiRayError:
+    except KimiRayError as error:
+        if error.code == "provider.connection" or (
+            error.code == "provider.auth" and error.details.get("status") == 401
+        ):
+            error.hint = error.hint or f"start the server at {model.base_urls[0]}, or name another with --base-url"
+            raise
         return None
     finally:
         await provider.close()

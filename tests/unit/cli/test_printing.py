@@ -70,7 +70,7 @@ def failed_row(number: int) -> ResultRow:
     )
     return ResultRow(
         run_id="r", item_id=f"i{number}", index=number, repeat=0, attempt=1, status="failed", stop="failed",
-        error=error, item="x",
+        error=error, item={"a": "x"},
     )  # fmt: skip
 
 

@@ -6,10 +6,14 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -147,17 +151,115 @@ def test_dry_run_starts_nothing(cli: Cli, items: Path, place: Path, home: Path) 
     assert not home.exists()
 
 
-def test_the_key_is_nowhere(cli: Cli, items: Path, place: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Server:
+    """A model server: `models` and `chat` are what it answers to the two addresses, status and body."""
+
+    def __init__(self) -> None:
+        self.models: tuple[int, dict[str, Any]] = (200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+        self.chat = 200
+        self.seen: list[tuple[str, str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.seen.append((self.path, self.headers.get("authorization", "")))
+                self.reply(outer.models[0], json.dumps(outer.models[1]), "application/json")
+
+            def do_POST(self) -> None:
+                outer.seen.append((self.path, self.headers.get("authorization", "")))
+                self.rfile.read(int(self.headers["content-length"]))
+                delta = {"id": "r", "model": "m-1", "choices": [{"index": 0, "delta": {"content": "yes"}}]}
+                last = {"id": "r", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+                usage = {"id": "r", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+                body = "".join(f"data: {json.dumps(part)}\n\n" for part in (delta, last, usage)) + "data: [DONE]\n\n"
+                if outer.chat != 200:
+                    body = json.dumps({"error": {"message": "no"}})
+                self.reply(outer.chat, body, "text/event-stream" if outer.chat == 200 else "application/json")
+
+            def reply(self, status: int, body: str, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def requests(self) -> int:
+        return sum(path.endswith("/chat/completions") for path, _ in self.seen)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def test_a_real_server_and_the_key_is_nowhere(
+    cli: Cli, items: Path, place: Path, home: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test-0123456789")
-    result = cli(
-        "swarm", "{{item}}", *BARE, "--items", items, "--model", "m", "--base-url", "http://127.0.0.1:9/v1",
-        "--limit", 1, "--time-s", 1, "--out", "run",
-    )  # fmt: skip
-    assert [row["stop"] for row in rows_of(place / "run")] == ["limit:time_s"]
+    arguments = ("swarm", "{{item}}", *BARE, "--items", items, "--model", "m", "--base-url", server.url, "--out", "run")
+    result = cli(*arguments)
+    assert result.code == 0, result
+    assert server.requests() == 5  # 5 items that need one sentence are exactly 5 requests
+    assert all(sent == "Bearer key-of-the-test-0123456789" for _, sent in server.seen)
+    rows = read_rows(place / "run")
+    assert [(row.text, row.usage.input, row.usage.output, row.model.served) for row in rows] == [
+        ("yes", 3, 1, "m-1")
+    ] * 5
+    assert read_manifest(place / "run")["served_models"] == ["m"]
     texts = [path.read_bytes() for top in (place, home) for path in top.rglob("*") if path.is_file()]
-    assert texts
+    assert len(texts) > 10
     assert all(b"key-of-the-test" not in text for text in texts)
     assert "key-of-the-test" not in result.out + result.err
+
+
+def test_nobody_at_the_address(cli: Cli, items: Path, place: Path, home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    for command in (("swarm", "{{item}}", *BARE, "--items", items), ("run", "hello", "--profile", "bare")):
+        result = cli(*command, "--model", "m", "--base-url", url)
+        assert result.code == 1
+        assert "code: provider.connection\n" in result.err
+        assert "hint: " in result.err
+        assert url in result.err
+    assert sorted(os.listdir(place)) == ["items.txt"]
+    assert not (home / "sessions").exists()
+
+
+def test_a_wrong_key(cli: Cli, items: Path, place: Path, home: Path, server: Server) -> None:
+    server.models = (401, {"error": {"message": "who are you?"}})
+    result = cli("swarm", "{{item}}", *BARE, "--items", items, "--model", "m", "--base-url", server.url)
+    assert result.code == 1
+    assert "code: provider.auth\n" in result.err
+    assert "hint: " in result.err
+    assert server.requests() == 0
+    assert sorted(os.listdir(place)) == ["items.txt"]
+    assert not (home / "sessions").exists()
+
+
+def test_a_wrong_key_that_only_requests_tell(cli: Cli, items: Path, place: Path, server: Server) -> None:
+    """A server without a list of models is no reason to stop; what its answers say is in the rows."""
+    server.models, server.chat = (404, {}), 401
+    result = cli("swarm", "{{item}}", *BARE, "--items", items, "--model", "m", "--base-url", server.url, "--out", "run")
+    assert result.code == 1
+    rows = read_rows(place / "run")
+    assert {(row.error.code, row.error.error_class) for row in rows if row.error} == {("provider.auth", "auth")}
+    assert server.requests() == 5
+    assert read_manifest(place / "run")["served_models"] is None
 
 
 def started(place: Path, items: str, *arguments: str) -> subprocess.Popen[str]:
