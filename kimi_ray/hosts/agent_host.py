@@ -16,7 +16,7 @@ from dishka import AsyncContainer
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
 from kimi_ray.hosts.admission import Admission
 from kimi_ray.hosts.agent_services import (
     AgentCallbacks,
@@ -91,16 +91,28 @@ class AgentHost:
         self._reader = LogReader(self._store)
 
     async def close(self) -> None:
-        """Close every agent (cancelled, flushed, its grant given back), then the host's services."""
+        """Close every agent (cancelled, flushed, its grant given back), then the host's services.
+
+        Raises:
+            StoreError: ``store.close_failed`` naming the streams that are not durable; all is closed even so.
+        """
         if self._closed:
             return
         self._closed = True
-        await self.close_agents(list(self._agents), False)
+        acks = await self.close_agents(list(self._agents), False)
         await self._opener.close()
         for task in list(self._tasks):
             task.cancel()
         for container in (*self._scopes.values(), *self._sessions.values(), self._app):
             await container.close()
+        failed = {str(ack.stream): ack.error for ack in acks if ack.error is not None}
+        if failed:
+            raise StoreError(
+                f"{len(failed)} logs could not be made durable: {', '.join(list(failed)[:5])}",
+                code="store.close_failed",
+                hint="what was not acknowledged is lost; details say why for each log",
+                details={"streams": failed},
+            )
 
     async def ping(self) -> dict[str, Any]:
         """That it lives, and how much it holds."""

@@ -114,6 +114,7 @@ class Layout:
         with self._lock:
             if place is not None:
                 self._folded.get(f"{self.sessions}/{place}", {}).pop(session_id.lower(), None)
+                self._folded.pop(f"{self.sessions}/{place}/{session_id}/agents", None)
 
     def agent_dir(self, stream: Stream) -> str | None:
         """The directory of a stream, or None for an unknown session."""
@@ -128,8 +129,7 @@ class Layout:
             StoreError: ``store.invalid_id``.
         """
         check_id(stream.agent_id, "agent id")
-        for name in names_in(self.fs, f"{session_dir}/agents"):
-            _refuse_twin(name, stream.agent_id, "agent id")
+        self._check_case(f"{session_dir}/agents", stream.agent_id, "agent id")
 
     def workspace_of(self, session_id: str) -> str:
         """The workspace id of a placed session."""

@@ -16,6 +16,7 @@ import stat as stat_module
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Literal, TypeVar
 
 from kimi_ray.errors import ToolError
@@ -44,6 +45,12 @@ def _storable(path: str) -> bool:
 def _shown(name: str) -> str:
     """A file name as text that can be stored: bytes that are not UTF-8 become U+FFFD."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", errors="replace")
+
+
+@cache
+def _shell() -> str:
+    """Bash, which models write for, else the system's shell; looked for once a process."""
+    return shutil.which("bash") or "/bin/sh"
 
 
 class LocalEnvironment:
@@ -86,7 +93,7 @@ class LocalEnvironment:
         self._denied = tuple(os.path.realpath(place) for place in denied_roots)
         self._env = dict(env) if env is not None else None
         # models write for bash, whatever the system's plain shell is
-        self._shell = shutil.which("bash") or "/bin/sh"
+        self._shell = _shell()
         self._executor = executor
         self._own_executor: ThreadPoolExecutor | None = None
         self._threads = max_concurrent_files
