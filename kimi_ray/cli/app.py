@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from kimi_ray.cli import exits
@@ -21,8 +22,28 @@ from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
 
+
+class _Interrupted(Exception):
+    """Ctrl-C, under a name that Typer does not turn into an exit code before we can say something."""
+
+
+class _ReaderGone(Exception):
+    """Nobody reads our output any more (``| head``)."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+        except BrokenPipeError:
+            raise _ReaderGone from None
+
+
 app = typer.Typer(
     name="kimi-ray",
+    cls=_Commands,
     help="Swarms of LLM agents on Ray, with every agent's every event kept.",
     no_args_is_help=True,
     add_completion=False,
@@ -78,13 +99,13 @@ def run_command(arguments: Sequence[str]) -> int:
         return exits.exit_code(error)
     except _USAGE_ERROR as error:
         return _bad_usage(error, as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
+    except (_Interrupted, KeyboardInterrupt):
         if as_json:
             print_json({"error": {"code": "interrupted", "message": "interrupted"}})
         else:
             tell("interrupted")
         return exits.INTERRUPTED
-    except BrokenPipeError:
+    except (_ReaderGone, BrokenPipeError):
         silence_stdout()
         return exits.DONE
     except Exception as error:  # noqa: BLE001  the outermost place: told with its traceback and an exit code

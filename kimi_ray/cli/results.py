@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 30
 _TEXT_COLUMNS = 100
 _NAME_COLUMNS = 32
+_NAME_CHARS = 80
 
 
 def report_data(report: SwarmReport, *, home: str, interrupted: bool, kept: int) -> dict[str, Any]:
@@ -71,10 +72,12 @@ def print_summary(report: SwarmReport) -> None:
 
 def name_of(row: ResultRow) -> str:
     """The item itself if it is short text (a person knows it by that), else its id; safe, on one line."""
-    name = row.item_id
-    if isinstance(row.item, str) and len(row.item) <= 80 and "\n" not in row.item:
-        name = row.item if len(row.item) <= _NAME_COLUMNS else "…" + row.item[1 - _NAME_COLUMNS :]
-    return one_line(name, _NAME_COLUMNS)
+    item = row.item
+    if not isinstance(item, str) or len(item) > _NAME_CHARS or "\n" in item:
+        return one_line(row.item_id, _NAME_COLUMNS)
+    if len(item) > _NAME_COLUMNS and not any(map(str.isspace, item)):
+        item = "…" + item[1 - _NAME_COLUMNS :]  # of a path the end says more
+    return one_line(item, _NAME_COLUMNS)
 
 
 def _said(row: ResultRow) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kimi_ray.session_handle import Session
 
 PROFILE = "agent"
+MAIN = "main"
 _LAST_EVENTS_S = 5.0
 _TOOL_COLUMNS = 120
 
@@ -124,6 +125,7 @@ async def _run(
     from kimi_ray.runtime import Runtime
     from kimi_ray.session_handle import bind_profile
     from kimi_ray.store.open import open_store
+    from kimi_ray.store.seam import Stream
 
     config = runtime_config(home, None if address == "local" else address or IN_PROCESS, namespace)
     if address == "local":
@@ -138,11 +140,14 @@ async def _run(
         check_price(model, limits)
     workdir, tags = find_workdir(said["workdir"], cwd), parse_tags(said["tag"] or [])
     bind_profile(said["profile"], said["system_prompt"], said["tools"])
-    session_id = None
+    session_id, from_seq = None, 0
     if said["session"] is not None:
+        from kimi_ray.cli.logs_read import next_seq
         from kimi_ray.cli.lookup import find_session
 
-        session_id = await find_session(open_store(config.home), said["session"])
+        store = open_store(config.home)
+        session_id = await find_session(store, said["session"])
+        from_seq = await next_seq(store, Stream(session_id, MAIN))
     await check_home(config)
     if model is not None:
         await check_model(model)
@@ -160,39 +165,27 @@ async def _run(
                 workdir=workdir,
                 tags=tags,
             )
-        from_seq = await _next_seq(runtime, session)
         handle = await session.main.submit(said["prompt"], sampling=sampling, limits=limits)
-        shower = asyncio.create_task(_show(session, from_seq, Shown(quiet=json)))
+        shower = asyncio.create_task(_show(session, from_seq, handle.id, Shown(quiet=json)))
         try:
             result = await handle.result()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(shower), _LAST_EVENTS_S)
+        except asyncio.CancelledError:
+            tell(f"session {session.id}")
+            raise
         finally:
             shower.cancel()
             await asyncio.gather(shower, return_exceptions=True)
         found = session.id
-    log = await open_store(config.home).locate(_main(found))
+    log = await open_store(config.home).locate(Stream(found, MAIN))
     return result, found, {"home": config.home, "log": log}
 
 
-async def _next_seq(runtime: Any, session: Session) -> int:
-    """Where the log of a session ends now, so that only what is new is shown."""
-    seq = 0
-    async for event in session.main.events(0):
-        seq = event.seq + 1
-    return seq
-
-
-def _main(session_id: str) -> Any:
-    from kimi_ray.store.seam import Stream
-
-    return Stream(session_id, "main")
-
-
-async def _show(session: Session, from_seq: int, shown: Shown) -> None:
+async def _show(session: Session, from_seq: int, prompt_id: str, shown: Shown) -> None:
     async for event in session.main.events(from_seq, follow=True):
         shown.event(event)
-        if event.type == "prompt/completed":
+        if event.type == "prompt/completed" and event.data["prompt_id"] == prompt_id:
             return
 
 

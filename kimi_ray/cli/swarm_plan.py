@@ -220,6 +220,9 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
         recorded = SwarmArguments.model_validate(manifest["arguments"])
         prompt = cast("Mapping[str, Any]", manifest["prompt"])["text"]
         cwd = str(manifest["cwd"])
+        config: dict[str, Any] = manifest["config"]
+        # Where it ran counts more than what the environment says now: its logs and claims are there.
+        place = {name: config.get(name) for name in ("home", "address", "namespace")}
     except (KeyError, TypeError, ValueError):
         raise RunError(
             f"{directory} is not of a kimi-ray swarm command",
@@ -227,7 +230,7 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
             hint="go on with it from Python, as it was begun",
             details={"run_dir": str(directory)},
         ) from None
-    return said.over(recorded.model_copy(update={"prompt": prompt})), cwd
+    return said.over(recorded.model_copy(update={"prompt": prompt, **place})), cwd
 
 
 def _check_free(directory: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from kimi_ray.cli.app import run_command
 from kimi_ray.runs import read_rows
 from tests.unit.cli.conftest import Cli
 
+ROOT = Path(__file__).parents[3]
 BARE = ("--model", "scripted", "--profile", "bare")
 
 
@@ -42,6 +47,29 @@ def test_a_session_goes_on(cli: Cli) -> None:
     second = cli("run", "two", "--session", "@last", "--json").document
     assert second["session_id"] == first["session_id"]
     assert (first["turn"], second["turn"]) == (0, 1)
+
+
+def test_interrupted(cli: Cli, place: Path, home: Path) -> None:
+    """Ctrl-C cancels the prompt; the log says so, and the session can go on."""
+    command = [sys.executable, "-m", "kimi_ray.cli", "run", "a long one", "--profile", "bare"]
+    command += ["--model", "scripted:tests.unit.cli.test_swarm:slow"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=place, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        ends = time.monotonic() + 30
+        while not any("step/start" in path.read_text() for path in home.rglob("wire.jsonl")):
+            assert time.monotonic() < ends, "it never began"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    (session,) = cli("sessions", "show", "@last", "--json").document["agents"]
+    assert session["state"] == "cancelled"
+    assert cli("run", "hello", "--session", "@last", "--model", "scripted", "--json").document["turn"] == 1
 
 
 def test_limits_and_failures_are_exit_1(cli: Cli, place: Path) -> None:

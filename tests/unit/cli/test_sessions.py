@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -204,6 +205,16 @@ def test_help_is_quick_and_light() -> None:
     assert done.stderr.strip() in ("0", ""), done.stderr
     assert "swarm" in done.stdout
     assert time.monotonic() - began < 5  # about 0.25 s on an idle machine
+
+
+def test_a_reader_that_goes_away(filled: Path, home: Path) -> None:
+    """``sessions tail | head -1`` is quiet and no failure."""
+    environment = {"PYTHONPATH": str(ROOT), "KIMI_RAY_HOME": str(home), "PATH": "/bin:/usr/bin"}
+    line = f"{shlex.quote(sys.executable)} -u -m kimi_ray.cli sessions tail @last -n 1000 --full --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_follow_a_growing_log(cli: Cli, place: Path, home: Path) -> None:

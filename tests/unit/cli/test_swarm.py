@@ -28,9 +28,9 @@ BARE = ("--in-process", "--profile", "bare")
 
 
 def shaky(request: ChatRequest) -> Step:
-    """Refuses what says `bad` until there is a file named `well` in the current directory."""
+    """Refuses what says `bad` until there is a file named `well`."""
     text = request.messages[-1]["content"][0]["text"]
-    if "bad" in text and not os.path.exists("well"):
+    if "bad" in text and not os.path.exists(os.environ.get("KIMI_RAY_TEST_WELL", "well")):
         return Step.error("context.overflow", 400)
     return Step(text=f"fine: {text}")
 
@@ -106,8 +106,13 @@ def test_resume_from_another_directory(
     arguments = ("swarm", "Say {{item}}", *BARE, "--items", "items.txt", "--model", f"{HERE}:shaky", "--out", "run")
     assert cli(*arguments).code == 1
     monkeypatch.chdir(tmp_path)
-    result = cli("swarm", "--resume", place / "run", "--json")
-    assert result.document["kept"] == 5
+    monkeypatch.setenv("KIMI_RAY_HOME", str(tmp_path / "another home"))
+    (place / "well").touch()
+    monkeypatch.setenv("KIMI_RAY_TEST_WELL", str(place / "well"))
+    result = cli("swarm", "--resume", place / "run", "--retry", "model_output", "--json")
+    assert result.document["kept"] == 4
+    assert result.document["home"] == str(tmp_path / "a home")
+    assert not (tmp_path / "another home").exists()
 
 
 def test_default_run_directory_and_table(cli: Cli, place: Path) -> None:
