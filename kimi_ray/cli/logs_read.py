@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.events import parse_event
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PAGE_EVENTS = 2000
 _NO_SEQ = 1 << 62
+_CHUNK = b'"type":"assistant/chunk"'
+"""The third key of an event's canonical line, behind seq and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +95,23 @@ async def agent_facts(store: ReadStore, stream: Stream, header: dict[str, Any], 
     from kimi_ray.agent.fold import AgentFold
 
     fold = AgentFold(keep_turns=1)
-    last: SessionEvent | None = None
+    last_line = b""
     open_turn = False
     text: str | None = None
     reason: dict[str, Any] = {}
     async for line in lines_from(store, stream, 0):
-        last = parse_event(line)
-        fold.apply(last)
-        if last.type == "turn/start":
+        last_line = line
+        if line.split(b",", 3)[2] == _CHUNK:
+            continue  # most of a long log, and nothing that is shown here
+        event = parse_event(line)
+        fold.apply(event)
+        if event.type == "turn/start":
             open_turn = True
-        elif last.type == "turn/end":
+        elif event.type == "turn/end":
             open_turn = False
-            reason = last.data["reason"]
+            reason = event.data["reason"]
             text = _last_text(fold)
+    last = parse_event(last_line) if last_line else None
     totals = fold.totals()
     usage = totals.usage
     parent: dict[str, Any] = header.get("parent") or {}

@@ -52,21 +52,27 @@ def swarm(
             help="Read,Grep,package.module:function ...; none. [the profile's less Bash, Write, Edit]",
         ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="Of the model.")] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option("--max-output-tokens", metavar="N", help="Of each model request.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seeds are derived from it and sent; else only recorded.")
     ] = None,
-    max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Each: model requests.")] = None,
-    max_tool_calls: Annotated[int | None, typer.Option("--max-tool-calls", metavar="N", help="Each.")] = None,
-    max_total_tokens: Annotated[int | None, typer.Option("--max-total-tokens", metavar="N", help="Each.")] = None,
-    max_cost_usd: Annotated[float | None, typer.Option("--max-cost-usd", metavar="X", help="Each.")] = None,
-    time_s: Annotated[float | None, typer.Option("--time-s", metavar="S", help="Each: wall seconds.")] = None,
-    total_cost_usd: Annotated[float | None, typer.Option("--total-cost-usd", metavar="X", help="The run.")] = None,
-    total_time_s: Annotated[float | None, typer.Option("--total-time-s", metavar="S", help="The run.")] = None,
-    total_tokens: Annotated[int | None, typer.Option("--total-tokens", metavar="N", help="The run.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", metavar="N", help="Each rollout: model requests.")
+    ] = None,
+    max_tool_calls: Annotated[int | None, typer.Option("--max-tool-calls", metavar="N", help="Each rollout.")] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option("--max-total-tokens", metavar="N", help="Each rollout.")
+    ] = None,
+    max_cost_usd: Annotated[float | None, typer.Option("--max-cost-usd", metavar="X", help="Each rollout.")] = None,
+    time_s: Annotated[float | None, typer.Option("--time-s", metavar="S", help="Each rollout: wall seconds.")] = None,
+    total_cost_usd: Annotated[
+        float | None, typer.Option("--total-cost-usd", metavar="X", help="The whole run.")
+    ] = None,
+    total_time_s: Annotated[float | None, typer.Option("--total-time-s", metavar="S", help="The whole run.")] = None,
+    total_tokens: Annotated[int | None, typer.Option("--total-tokens", metavar="N", help="The whole run.")] = None,
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", metavar="N", help="Most rollouts at once. [32]")
     ] = None,
