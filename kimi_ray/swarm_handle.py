@@ -28,6 +28,7 @@ _FEED_S = 24 * 3600.0
 _CHUNK = 500
 _CHUNK_CHARS = 4 << 20
 _RESTARTS = 5
+_ELSEWHERE = ("swarm.not_found", "session.fenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +236,8 @@ class SwarmHandle:
                 try:
                     await self._read()
                     break
-                except RunError as error:
-                    if error.code != "swarm.not_found" or attempt == _RESTARTS:
+                except KimiRayError as error:
+                    if error.code not in _ELSEWHERE or attempt == _RESTARTS:
                         raise
                     # The session lives on another host now; what has no row there begins again.
                     await self._begin([row.key for row in self._rows])
@@ -268,7 +269,7 @@ class SwarmHandle:
         try:
             await self._feed_all(keys)
         except KimiRayError as error:
-            if error.code in ("swarm.not_found", "session.closed"):
+            if error.code in (*_ELSEWHERE, "session.closed"):
                 # The reader hears the same and knows what to do.
                 return
             # A prompt function failed half way: what runs is stopped, the error is what the user hears.

@@ -40,6 +40,8 @@ class AgentSpec:
     denied_paths: tuple[str, ...] = ()
     send_seed: bool = True
     """Whether ``sampling.seed`` goes over the wire or is only recorded."""
+    claim: str | None = None
+    """The nonce of the session's claim on whose behalf this is asked; when another claim is in force: refused."""
 
 
 @dataclass(frozen=True, slots=True)

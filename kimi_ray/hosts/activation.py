@@ -23,11 +23,14 @@ async def activate_agent(
     prompts: tuple[PromptSpec, ...] = (),
     isolation: Isolation | None = None,
     node_id: str | None = None,
+    at: str | None = None,
 ) -> str:
     """Place an agent and bring it to life; gives the name of its host.
 
     Each try has a nonce of its own, so that a host that was only thought lost is fenced. A new log whose creation was
     answered by nobody may exist: it is then opened as it is.
+
+    ``at`` is a host on which the agent was seen alive: it is taken over there, if it still lives.
 
     Raises:
         KimiRayError: what the activation raised; ``infra.*`` when hosts were lost again and again. The place is given
@@ -36,17 +39,19 @@ async def activate_agent(
     may_exist = False
     last: KimiRayError | None = None
     for _ in range(ACTIVATION_TRIES):
-        host = (await registry.place_agents([PlaceAgent(spec.stream, isolation, node_id)]))[0]
+        seen, at = at, None
+        host = seen or (await registry.place_agents([PlaceAgent(spec.stream, isolation, node_id)]))[0]
+        placed = 0 if seen is not None else 1
         try:
             acks: list[Ack] = await cluster.peer(host).call(
                 "run_many", [RunRequest(spec, prompts)], timeout_s=ACTIVATION_S
             )
         except KimiRayError as error:
             if not is_lost(error.code):
-                await registry.released(host)
+                await registry.released(host, placed)
                 raise
             if not await registry.report_lost(host):
-                await registry.released(host)
+                await registry.released(host, placed)
             last = error
             may_exist = spec.header is not None
             spec = replace(spec, nonce=new_ulid())
@@ -54,7 +59,10 @@ async def activate_agent(
         failure = acks[0].error
         if failure is None:
             return host
-        await registry.released(host)
+        await registry.released(host, placed)
+        if seen is not None:
+            last = error_from_data(failure)
+            continue
         if may_exist and failure["code"] == "store.exists":
             spec = replace(spec, header=None, nonce=new_ulid())
             may_exist = False

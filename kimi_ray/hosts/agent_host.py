@@ -16,7 +16,7 @@ from dishka import AsyncContainer
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
+from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error
 from kimi_ray.hosts.admission import Admission
 from kimi_ray.hosts.agent_services import (
     AgentCallbacks,
@@ -79,6 +79,7 @@ class AgentHost:
         self._agents: dict[Stream, LiveAgent] = {}
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
         self._releasing: set[Stream] = set()
+        self._claims: dict[Stream, str | None] = {}
         self._outcomes = Outcomes()
         self._admission = Admission()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -179,8 +180,18 @@ class AgentHost:
         pool = await self._app.get(ModelPool)
         self._agent(stream).set_model(model, pool.provider(model))
 
-    async def record(self, stream: Stream, entries: list[LogEntry]) -> int:
-        """Append the session's events to an agent's log; returns the next seq."""
+    async def record(self, stream: Stream, entries: list[LogEntry], claim: str | None = None) -> int:
+        """Append the session's events to an agent's log; returns the next seq.
+
+        Raises:
+            SessionError: ``session.fenced`` when the agent was taken over under another claim than the caller's.
+        """
+        if claim is not None and self._claims.get(Stream(*stream), claim) not in (claim, None):
+            raise SessionError(
+                f"session {stream[0]} is held by another host now",
+                code="session.fenced",
+                details={"session_id": stream[0]},
+            )
         return self._agent(stream).record(entries)
 
     async def messages(self, stream: Stream, at: int | None = None) -> list[Message]:
@@ -248,12 +259,24 @@ class AgentHost:
             raise AgentError(f"the host {self.name} is closing", code="agent.closed", retryable=True)
         living = self._agents.get(stream)
         if living is not None and living.failure is None:
-            return living
+            if self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
+                self._claims[stream] = spec.claim
+                return living
+            self._fenced(stream)
         pending = self._opening.get(stream)
         if pending is None:
             pending = self._opening[stream] = asyncio.ensure_future(self._bring_to_life(spec))
             pending.add_done_callback(lambda _done: self._opening.pop(stream, None))
         return await asyncio.shield(pending)
+
+    async def _is_newest(self, agent: LiveAgent) -> bool:
+        """Whether nobody else was granted the log of an agent that lives here."""
+        try:
+            return (await self._store.inspect(agent.stream)).epoch <= agent.epoch
+        except KimiRayError as error:
+            if error.code != "store.not_found":
+                raise
+            return True
 
     async def _bring_to_life(self, spec: AgentSpec) -> LiveAgent:
         stream = Stream(*spec.stream)
@@ -271,6 +294,7 @@ class AgentHost:
             await self._opener.give_back(stream, force=True)
             raise
         self._agents[stream] = agent
+        self._claims[stream] = spec.claim
         journal = agent.journal
         journal.append(
             "runtime/activated",
@@ -313,6 +337,7 @@ class AgentHost:
             del self._agents[stream]
             self._reader.forget(stream)
             self._releasing.discard(stream)
+            self._claims.pop(stream, None)
             scope = self._scopes.pop(stream, None)
             if scope is not None:
                 await scope.close()

@@ -81,7 +81,7 @@ class LiveSession:
         self.document = document
         self.agents: dict[str, LiveAgent] = {MAIN: main}
         self.swarms: dict[str, SwarmRun] = {}
-        self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main)
+        self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main, claim=spec.nonce)
         self._services = services
         self._next_number: int | None = 1 if known_empty else None
         self._known_empty = known_empty
@@ -342,6 +342,12 @@ class LiveSession:
             return_exceptions=True,
         )
         _raise_first(results)
+
+    def abandon(self, error: KimiRayError) -> None:
+        """The session lives elsewhere: end everything here without writing a word."""
+        for swarm in self.swarms.values():
+            swarm.abandon(error)
+        self.log.abandon()
 
     async def close(self, *, force: bool) -> None:
         """Stop the swarms and agents, flush, give the claim back.

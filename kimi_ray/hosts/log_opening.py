@@ -68,20 +68,23 @@ class LogOpener:
     async def open(self, spec: AgentSpec, on_fenced: Callable[[KimiRayError], None]) -> OpenedLog:
         """Take the grant and bring the log into memory.
 
-        A header for a log that exists already (an activation sent twice, or after a crash) opens that log.
+        A header for a log that exists already (an activation sent twice, or after a crash) opens that log, if it is
+        the log of the same agent with the same question.
 
         Raises:
-            KimiRayError: ``store.*``, ``session.in_use``, ``log.*``.
+            KimiRayError: ``store.*``, ``session.in_use``, ``session.fenced``, ``log.*``.
         """
         stream = Stream(*spec.stream)
         shard = shard_of(stream.session_id, self._config.shards)
         is_new = spec.header is not None
         try:
-            grant = await self._grant(shard, spec.header if spec.header is not None else stream, spec.nonce)
+            grant = await self._grant(shard, spec.header if spec.header is not None else stream, spec)
         except KimiRayError as error:
-            if not is_new or error.code != "store.exists":
+            if spec.header is None or error.code != "store.exists":
                 raise
-            grant = await self._grant(shard, stream, spec.nonce)
+            if not _is_same((await self._store.inspect(stream)).header, spec.header):
+                raise
+            grant = await self._grant(shard, stream, spec)
             is_new = False
         if is_new and grant.next_seq > 0:
             is_new = False
@@ -102,6 +105,11 @@ class LogOpener:
         opened = OpenedLog(log=log, fold=fold, controller=controller, epoch=grant.epoch, is_new=is_new)
         self._open[stream] = opened
         return opened
+
+    def nonce_of(self, stream: Stream) -> str | None:
+        """The nonce under which a log is open here, or None."""
+        opened = self._open.get(stream)
+        return None if opened is None else opened.controller.nonce
 
     def end(self, stream: Stream) -> None:
         """The agent's work is done for good."""
@@ -136,8 +144,8 @@ class LogOpener:
         for sender in self._senders.values():
             await sender.close(0.0, force=True)
 
-    async def _grant(self, shard: int, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
-        answer = await self._grants.add(shard, (target, nonce))
+    async def _grant(self, shard: int, target: dict[str, Any] | Stream, spec: AgentSpec) -> WriterGrant:
+        answer = await self._grants.add(shard, (target, spec.nonce, spec.claim))
         if isinstance(answer, dict):
             raise error_from_data(cast("dict[str, Any]", answer))
         return answer
@@ -175,3 +183,10 @@ class LogOpener:
                 transport, transport_blobs, settings=self._settings, budget=self._budget
             )
         return sender
+
+
+def _is_same(stored: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Whether two headers are of one log: they may differ in when and by which program they were made."""
+    passing = ("created_at", "writer")
+    one, other = (parse_header(header).to_data() for header in (stored, asked))
+    return all(one.get(key) == other.get(key) for key in {*one, *other}.difference(passing))

@@ -30,6 +30,13 @@ async def stop_orphans(cluster: Cluster, session_id: str, keep: Collection[str],
     await asyncio.gather(*(_stop_on(cluster, host, session_id, keep, within_s) for host in hosts))
 
 
+async def find_agent(cluster: Cluster, stream: Stream) -> str | None:
+    """A host on which an agent lives, or None."""
+    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
+    held = await asyncio.gather(*(_streams_on(cluster, host) for host in hosts))
+    return next((host for host, streams in zip(hosts, held, strict=True) if stream in streams), None)
+
+
 async def attempts_made(store: StoreCalls, session_id: str, run_id: str) -> dict[RolloutKey, int]:
     """The highest attempt of each rollout of a run that has a log in this session."""
     made: dict[RolloutKey, int] = {}
@@ -41,15 +48,26 @@ async def attempts_made(store: StoreCalls, session_id: str, run_id: str) -> dict
     return made
 
 
-async def _stop_on(cluster: Cluster, host: str, session_id: str, keep: Collection[str], within_s: float) -> None:
-    peer = cluster.peer(host)
+async def _streams_on(cluster: Cluster, host: str) -> list[Stream]:
+    """The agents that live on a host; a lost one holds none."""
     try:
-        told: dict[str, Any] = await peer.call("ping", timeout_s=_ASK_S, group="control")
-        streams = [Stream(*stream) for stream in told["streams"]]
-        orphans = [s for s in streams if s.session_id == session_id and s.agent_id not in keep]
-        if not orphans:
-            return
-        acks: list[Ack] = await peer.call("close_agents", orphans, False, timeout_s=within_s, group="store")
+        told: dict[str, Any] = await cluster.peer(host).call("ping", timeout_s=_ASK_S, group="control")
+    except KimiRayError as error:
+        if not is_lost(error.code):
+            raise
+        return []
+    return [Stream(*stream) for stream in told["streams"]]
+
+
+async def _stop_on(cluster: Cluster, host: str, session_id: str, keep: Collection[str], within_s: float) -> None:
+    streams = await _streams_on(cluster, host)
+    orphans = [s for s in streams if s.session_id == session_id and s.agent_id not in keep]
+    if not orphans:
+        return
+    try:
+        acks: list[Ack] = await cluster.peer(host).call(
+            "close_agents", orphans, False, timeout_s=within_s, group="store"
+        )
     except KimiRayError as error:
         if not is_lost(error.code):
             raise

@@ -17,6 +17,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveAgent, LiveSession
+from kimi_ray.hosts.orphans import find_agent
 from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
@@ -133,6 +134,7 @@ class SessionHost:
         Raises:
             SessionError: ``session.exists``; what the activation of main raised. Nothing is left then.
         """
+        spec = _under_its_claim(spec)
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
             if live is not None:
@@ -172,6 +174,7 @@ class SessionHost:
         Raises:
             SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; what the activation raised.
         """
+        spec = _under_its_claim(spec)
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
             if live is None:
@@ -244,7 +247,7 @@ class SessionHost:
         live = self._session(spec.session_id)
         if spec.run_id in live.swarms:
             return
-        spec = await live.after_loss(spec)
+        spec = replace(await live.after_loss(spec), claim=live.spec.nonce)
         if spec.run_id in live.swarms:
             return
 
@@ -252,7 +255,13 @@ class SessionHost:
             live.register_agents(entries)
 
         services = SwarmServices(
-            self._cluster, self._services.registry, live.log.add, live.log.flush, live.next_numbers, registered
+            self._cluster,
+            self._services.registry,
+            live.log.add,
+            live.log.flush,
+            live.next_numbers,
+            registered,
+            lambda error: self._fenced(live, error),
         )
         live.swarms[spec.run_id] = SwarmRun(spec, services)
 
@@ -279,6 +288,12 @@ class SessionHost:
         if live is not None and swarm is not None and swarm.done:
             del live.swarms[run_id]
 
+    def _fenced(self, live: LiveSession, error: KimiRayError) -> None:
+        """The session lives on another host: this one was taken for lost, and must not touch it any more."""
+        if self._sessions.get(live.id) is live:
+            del self._sessions[live.id]
+            live.abandon(error)
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
     async def _revive(self, spec: SessionSpec, stored: Document | None) -> LiveSession:
@@ -300,7 +315,9 @@ class SessionHost:
             value = loaded_document(spec.session_id, stored.value)
         grant = await services.store.open_session(spec.session_id, spec.nonce, value.get("workspace_id"))
         try:
-            host = await self._activate_main(spec)
+            # An earlier claim that was never given back: main may have outlived the host of its session.
+            at = await find_agent(self._cluster, spec.main.stream) if grant.grant > 1 else None
+            host = await self._activate_main(spec, at)
         except BaseException:
             await asyncio.shield(services.store.close_session(spec.session_id, spec.nonce))
             raise
@@ -309,10 +326,10 @@ class SessionHost:
         self._sessions[spec.session_id] = live
         return live
 
-    async def _activate_main(self, spec: SessionSpec) -> str:
+    async def _activate_main(self, spec: SessionSpec, at: str | None = None) -> str:
         services = self._services
         return await activate_agent(
-            self._cluster, services.registry, spec.main, isolation=spec.isolation, node_id=spec.node_id
+            self._cluster, services.registry, spec.main, isolation=spec.isolation, node_id=spec.node_id, at=at
         )
 
     def _live(
@@ -387,6 +404,10 @@ class SessionHost:
                 del self._locks[session_id]
             else:
                 self._locks[session_id] = (lock, users - 1)
+
+
+def _under_its_claim(spec: SessionSpec) -> SessionSpec:
+    return replace(spec, main=replace(spec.main, claim=spec.nonce))
 
 
 def _exists(session_id: str) -> SessionError:

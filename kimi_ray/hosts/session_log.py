@@ -32,6 +32,7 @@ class SessionLog:
         stream: Main's log.
         peer: The host that holds it now.
         recover: Brings the agent back after its host was lost (or finds it alive); ``peer`` then gives the new one.
+        claim: The session's claim; when another one is in force, what is pending is dropped.
         spacing_s: Least time between two hand-overs that nobody awaits.
     """
 
@@ -41,11 +42,13 @@ class SessionLog:
         peer: Callable[[], Peer],
         recover: Callable[[], Awaitable[None]],
         *,
+        claim: str | None = None,
         spacing_s: float = SPACING_S,
     ) -> None:
         self._stream = stream
         self._peer = peer
         self._recover = recover
+        self._claim = claim
         self._spacing_s = spacing_s
         self._pending: list[LogEntry] = []
         self._durable_seq: int | None = None
@@ -71,6 +74,12 @@ class SessionLog:
         """
         return await asyncio.shield(asyncio.ensure_future(self._hand_over()))
 
+    def abandon(self) -> None:
+        """Drop what was not handed over, and stop: the log has another writer's session behind it."""
+        self._pending.clear()
+        if self._lazy is not None:
+            self._lazy.cancel()
+
     async def close(self) -> None:
         """Hand over what is left and stop. Raises as ``flush``."""
         self._wake.set()
@@ -92,6 +101,8 @@ class SessionLog:
             except KimiRayError as error:
                 # Kept: the next entry, flush or close tries again.
                 self.last_error = error
+                if error.code == "session.fenced":
+                    self._pending.clear()
                 return
 
     async def _hand_over(self) -> tuple[int, int]:
@@ -113,7 +124,7 @@ class SessionLog:
         while True:
             batch = self._pending[:_CALL_ENTRIES]
             if batch:
-                await peer.call("record", self._stream, batch, timeout_s=_CALL_S, group="control")
+                await peer.call("record", self._stream, batch, self._claim, timeout_s=_CALL_S, group="control")
             position = await self._flushed(peer)
             self._durable_seq = position[0]
             del self._pending[: len(batch)]

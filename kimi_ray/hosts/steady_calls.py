@@ -126,7 +126,9 @@ class StoreCalls:
         """A blob, from the shard of the session that refers to it (``Store.read_blob``)."""
         return await self._call(session_id, "read_blob", digest, group="store")
 
-    async def open_writers(self, shard: int, targets: list[tuple[dict[str, Any] | Stream, str]]) -> list[Any]:
+    async def open_writers(
+        self, shard: int, targets: list[tuple[dict[str, Any] | Stream, str, str | None]]
+    ) -> list[Any]:
         """Grants for many logs of a shard (``Store.open_writer`` each): a ``WriterGrant``, or an error's data."""
         return await self._call_shard(shard, "open_writers", targets, group="store")
 

@@ -97,12 +97,15 @@ class StoreHost:
         return await self._service.append_call(call)
 
     async def open_writers(
-        self, targets: list[tuple[dict[str, Any] | Stream, str]]
+        self, targets: list[tuple[dict[str, Any] | Stream, str, str | None]]
     ) -> list[WriterGrant | dict[str, Any]]:
-        """A grant for each ``(header of a new log or stream, nonce)``, all at once; for each the grant, or the error
-        as data: one that is refused does not fail the others."""
+        """A grant for each ``(header of a new log or stream, nonce, claim)``, all at once; for each the grant, or the
+        error as data: one that is refused does not fail the others."""
+        open_writer = self._service.open_writer
         return list(
-            await asyncio.gather(*(_or_error(self._service.open_writer(target, nonce)) for target, nonce in targets))
+            await asyncio.gather(
+                *(_or_error(open_writer(target, nonce, claim=claim)) for target, nonce, claim in targets)
+            )
         )
 
     async def close_writers(self, grants: list[tuple[Stream, int, str]]) -> list[dict[str, Any] | None]:

@@ -110,6 +110,7 @@ def run_request(
         item=rollout.item,
         denied_paths=spec.denied_paths,
         send_seed=send_seed,
+        claim=spec.claim,
     )
     on_interrupt = "continue" if spec.on_interrupted == "continue" else "fail"
     prompt = PromptSpec(prompt_id=new_message_id(), text=rollout.prompt, on_interrupt=on_interrupt)

@@ -52,6 +52,7 @@ class SwarmServices:
         flush_log: The same, durable when it returns.
         numbers: So many agent numbers that nobody else gets.
         registered: Agents exist.
+        fenced: The session turned out to live on another host.
     """
 
     cluster: Cluster
@@ -60,6 +61,7 @@ class SwarmServices:
     flush_log: Callable[[], Awaitable[Any]]
     numbers: Callable[[int], Awaitable[Sequence[int]]]
     registered: Callable[[list[AgentEntry]], None]
+    fenced: Callable[[KimiRayError], None]
 
 
 class SwarmRun:
@@ -156,6 +158,13 @@ class SwarmRun:
         if mode == "cancel" and not self._cancel_running:
             self._cancel_running = True
             self._spawn(self._cancel_all(grace_s))
+
+    def abandon(self, error: KimiRayError) -> None:
+        """End everything at once; whoever reads gets the error. What runs on hosts is left to those who go on."""
+        self._rows.finish(error)
+        self._fed.set()
+        for task in [self._main, *self._tasks]:
+            task.cancel()
 
     async def close(self) -> None:
         """Cancel it and wait until every key has ended, bounded; then nothing of it runs any more."""
@@ -306,7 +315,11 @@ class SwarmRun:
         running: list[Attempt] = []
         for attempt, ack in zip(attempts, acks, strict=True):
             if ack.error is not None:
-                self._refused(attempt, error_from_data(ack.error))
+                error = error_from_data(ack.error)
+                if error.code == "session.fenced":
+                    self._services.fenced(error)
+                    return
+                self._refused(attempt, error)
             elif not attempt.ended:
                 running.append(attempt)
         self._services.record(
@@ -326,13 +339,12 @@ class SwarmRun:
         """An agent did not come to life. Where a loss left open whether its log exists, the other way is tried."""
         agent = attempt.request.agent
         attempt.resends += 1
-        exists = error.code == "store.exists"
-        if attempt.resends <= _RESENDS and (exists or (error.code == "store.not_found" and attempt.lost)):
-            header = None if exists else header_of(self._spec, attempt)
-            request = replace(attempt.request, agent=replace(agent, header=header, nonce=new_ulid()), release=False)
-            attempt.request = request
+        if attempt.resends <= _RESENDS and error.code == "store.not_found" and attempt.lost:
+            agent = replace(agent, header=header_of(self._spec, attempt), nonce=new_ulid())
+            attempt.request = replace(attempt.request, agent=agent, release=False)
             self._spawn(self._begin(attempt.host, [attempt]))
-        elif error.code == "workdir.lost" and attempt.lost:
+        elif error.code == "store.exists" or (error.code == "workdir.lost" and attempt.lost):
+            # A log of that name that is not this rollout's is never written to.
             self._again(attempt, failed(error))
         else:
             self._finish(attempt, failed(error))

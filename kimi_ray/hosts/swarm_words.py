@@ -54,6 +54,8 @@ class SwarmSpec:
     denied_paths: tuple[str, ...] = ()
     keep_workdirs: bool = False
     price_date: str | None = None
+    claim: str | None = None
+    """The session's claim; its host fills it in."""
 
 
 @dataclass(frozen=True, slots=True)

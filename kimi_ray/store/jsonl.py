@@ -186,9 +186,16 @@ class JsonlStore:
 
     # -- writing logs ------------------------------------------------------------------------------------------------
 
-    async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+    async def open_writer(
+        self, target: dict[str, Any] | Stream, nonce: str, *, claim: str | None = None
+    ) -> WriterGrant:
         """See ``Store.open_writer``."""
         self._check_open()
+        if claim is not None:
+            session_id = target.session_id if isinstance(target, Stream) else str(target.get("session_id", ""))
+            async with self._claims.holding(session_id) as owner:
+                if owner.nonce != claim:
+                    raise _claim_superseded(session_id)
         while True:
             log = await (self._streams.load(target) if isinstance(target, Stream) else self._create(target, nonce))
             grant = await self._run(log.grant, nonce)
@@ -397,6 +404,15 @@ def _target_of(header: dict[str, Any]) -> tuple[Stream, str]:
     cwd = header.get("cwd")
     stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
     return stream, workspace_id_of(cwd) if isinstance(cwd, str) else NO_WORKSPACE
+
+
+def _claim_superseded(session_id: str) -> StoreError:
+    return StoreError(
+        f"session {session_id} is held by another host now",
+        code="session.fenced",
+        hint="the host that was taken for lost must let go of it",
+        details={"session_id": session_id},
+    )
 
 
 def _session_fenced(session_id: str, grant: int, owner: Owner) -> StoreError:

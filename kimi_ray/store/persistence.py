@@ -137,9 +137,11 @@ class PersistenceService:
         """See ``Store.close_session``."""
         await (await self.store()).close_session(session_id, nonce)
 
-    async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+    async def open_writer(
+        self, target: dict[str, Any] | Stream, nonce: str, *, claim: str | None = None
+    ) -> WriterGrant:
         """See ``Store.open_writer``."""
-        return await (await self.store()).open_writer(target, nonce)
+        return await (await self.store()).open_writer(target, nonce, claim=claim)
 
     async def close_writer(self, stream: Stream, epoch: int, nonce: str) -> None:
         """See ``Store.close_writer``."""

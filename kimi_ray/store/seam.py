@@ -175,15 +175,22 @@ class Store(Protocol):
         """Give the claim back (the owner file is removed). Idempotent."""
         ...
 
-    async def open_writer(self, target: dict[str, Any] | Stream, nonce: str) -> WriterGrant:
+    async def open_writer(
+        self, target: dict[str, Any] | Stream, nonce: str, *, claim: str | None = None
+    ) -> WriterGrant:
         """A new grant on an existing stream, or a new log when ``target`` is a header.
 
         The grant is durable before it returns, as an epoch row in the log; a new log becomes visible with its first
         batch only. Idempotent by nonce. Physical repair of a torn tail happens here.
 
+        Args:
+            target: The stream, or the header of a new log.
+            nonce: Names the writer to be.
+            claim: The nonce of ``open_session`` that the caller acts for; None does not look.
+
         Raises:
             StoreError: ``store.not_found``, ``store.exists``, ``store.corrupt``, ``session.in_use``,
-                ``store.deleted``.
+                ``store.deleted``; ``session.fenced`` when another claim of the session is in force.
         """
         ...
 

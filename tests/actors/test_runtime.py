@@ -67,7 +67,7 @@ async def test_a_killed_store_comes_back_with_what_was_durable(shared):
     name = store_name(connection.home_id, 0)
     store = connection.cluster.peer(name)
     await store.call("open_session", STREAM.session_id, "s1", "wd_x", timeout_s=30)
-    (grant,) = await store.call("open_writers", [(HEADER, "w1")], timeout_s=30)
+    (grant,) = await store.call("open_writers", [(HEADER, "w1", None)], timeout_s=30)
     rows = [b'{"seq":%d,"time":1,"type":"x","data":{}}\n' % seq for seq in range(3)]
     batch = Batch(STREAM, grant.epoch, "w1", grant.next_seq, b"".join(rows), tuple(map(len, rows)), (1, 1, 1))
     (result,) = await store.call("append", pack_call([batch], sync=True), timeout_s=30, group="store")

@@ -46,7 +46,7 @@ def store(connection: Connection) -> Peer:
 async def write(connection: Connection, count: int = 3) -> None:
     peer = store(connection)
     await peer.call("open_session", STREAM.session_id, "s", "wd_x", timeout_s=5)
-    (grant,) = await peer.call("open_writers", [(header(), "w")], timeout_s=5)
+    (grant,) = await peer.call("open_writers", [(header(), "w", None)], timeout_s=5)
     lines = rows(grant.next_seq, count)
     batch = Batch(STREAM, grant.epoch, "w", grant.next_seq, b"".join(lines), tuple(map(len, lines)), (1,) * count)
     (result,) = await peer.call("append", pack_call([batch]), timeout_s=5, group="store")
@@ -76,7 +76,7 @@ async def test_nothing_is_left_running(config):
 async def test_one_refused_writer_does_not_fail_the_others(connection):
     peer = store(connection)
     await peer.call("open_session", "session_a", "s", "wd_x", timeout_s=5)
-    wishes = [(header(), "w1"), (Stream("session_a", "ghost"), "w2"), (header("agent-1"), "w3")]
+    wishes = [(header(), "w1", None), (Stream("session_a", "ghost"), "w2", None), (header("agent-1"), "w3", None)]
     good, refused, also = await peer.call("open_writers", wishes, timeout_s=5)
     assert good.epoch > 0
     assert also.epoch > 0

@@ -81,7 +81,9 @@ class World:
         self.flushed += 1
 
     def services(self) -> SwarmServices:
-        return SwarmServices(self, self, self.events.extend, self.flush_log, self.numbers, lambda _entries: None)  # type: ignore[arg-type]
+        return SwarmServices(
+            self, self, self.events.extend, self.flush_log, self.numbers, lambda _entries: None, lambda _error: None
+        )  # type: ignore[arg-type]
 
     def end(self, text: str, *, state: str = "completed", error: KimiRayError | None = None) -> None:
         """Let the held prompts of this text end."""
