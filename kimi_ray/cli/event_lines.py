@@ -103,6 +103,11 @@ def _reason(reason: Any) -> str:
     return f"{kind}: {_error(error)}" if error else kind
 
 
+def _place(workdir: Any) -> str:
+    path = workdir.get("prepared") or workdir.get("path")
+    return f", in {path}" if path else ""
+
+
 def _error(error: Any) -> str:
     return f"{error.get('code')} {error.get('message')}"
 
@@ -155,7 +160,9 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
     "request/header": lambda d: (
         f"{d['reason']}: model {d['header'].get('model')}, {len(d['header'].get('tools') or ())} tools"
     ),
-    "profile/bind": lambda d: f"profile {d['profile'].get('name')}, model {d.get('model')}",
+    "profile/bind": lambda d: (
+        f"profile {d['profile'].get('name')}, model {d.get('model')}{_place(d.get('workdir') or {})}"
+    ),
     "subagent/failed": lambda d: f"{d['agent_id']}: {_error(d['error'])}",
     "swarm/end": lambda d: f"{d['run_id']}: " + ", ".join(f"{n} {s}" for s, n in d["counts"].items()),
 }

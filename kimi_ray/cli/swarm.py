@@ -12,6 +12,7 @@ from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, BaseUrl, Home, InProcess, Json, Model, Namespace
 from kimi_ray.cli.printing import one_line, print_json, safe, say, tell
 from kimi_ray.cli.settings_of import IN_PROCESS
+from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from kimi_ray.cli.swarm_course import Ended
@@ -176,6 +177,10 @@ def swarm(
         address=IN_PROCESS if in_process else address,
         namespace=namespace,
     )
+    if retry and resume is None:
+        raise ConfigError(
+            "--retry is for --resume", code="request.conflict", hint="within a run, --retries N tries again by itself"
+        )
     work = make_work(said, out=out, resume=resume)
     if dry_run:
         _show_plan(work, json=json)
@@ -274,8 +279,6 @@ def _tuple(texts: list[str] | None) -> tuple[str, ...] | None:
 
 def _one_of(flag: str, value: str | None, *allowed: str) -> Any:
     if value is not None and value not in allowed:
-        from kimi_ray.errors import ConfigError
-
         raise ConfigError(
             f"{flag} cannot be {value!r}", code="request.bad_usage", hint=f"it is one of {', '.join(allowed)}"
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kimi_ray.cli import exits
 from kimi_ray.cli.progress import ProgressView, progress_view
 from kimi_ray.cli.settings_of import IN_PROCESS
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, RunError
 from kimi_ray.hosts.ports import is_lost
 
 if TYPE_CHECKING:
@@ -152,20 +152,29 @@ async def _connected(
 
 async def _open(work: SwarmWork, plan: RunPlan, served: list[str] | None) -> RunSink:
     from kimi_ray.runs.execute import open_run
+    from kimi_ray.runs.run_directory import default_run_directory
 
-    return await open_run(
-        plan,
-        work.out,
-        arguments=work.arguments.model_copy(update={"prompt": None}).said(),
-        config=work.config.model_dump(mode="json"),
-        model=work.model,
-        cwd=work.cwd,
-        items_source=work.arguments.items,
-        selection=work.selection,
-        served_models=served,
-        argv=sys.argv,
-        durability=work.config.durability,
-    )
+    out = work.out
+    while True:
+        try:
+            return await open_run(
+                plan,
+                out,
+                arguments=work.arguments.model_copy(update={"prompt": None}).said(),
+                config=work.config.model_dump(mode="json"),
+                model=work.model,
+                cwd=work.cwd,
+                items_source=work.arguments.items,
+                selection=work.selection,
+                served_models=served,
+                argv=sys.argv,
+                durability=work.config.durability,
+            )
+        except RunError as error:
+            if work.named or error.code not in ("run.exists", "run.in_use"):
+                raise
+        # Another command began in the same second with the same prompt.
+        out = await asyncio.to_thread(default_run_directory, str(plan.prompt))
 
 
 async def check_model(model: ResolvedModel) -> list[str] | None:

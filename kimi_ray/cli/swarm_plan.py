@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROFILE = "explore"
 MAX_CONCURRENCY = 32
+_WORKDIRS = ("none", "shared", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class SwarmWork:
     out: Path
     resumed: bool
     selection: dict[str, Any]
+    named: bool = True
+    """Whether ``out`` is the user's wish; else another name will do when somebody was quicker."""
 
 
 def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> SwarmWork:
@@ -81,7 +84,8 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
         for name in ("id_column", "limit", "shuffle", "filter")
         if (value := getattr(arguments, name)) is not None
     }
-    return SwarmWork(arguments, config, model, plan, cwd, directory, resume is not None, selection)
+    named = out is not None or resume is not None
+    return SwarmWork(arguments, config, model, plan, cwd, directory, resume is not None, selection, named)
 
 
 def find_model(config: RuntimeConfig, name: str | None, base_url: str | None) -> ResolvedModel:
@@ -100,13 +104,20 @@ def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir
     """The form of the command line, with ``cwd`` where no directory is named; it must exist unless it has placeholders.
 
     Raises:
-        ToolError: ``workdir.invalid``; ConfigError: ``workdir.not_found``.
+        ToolError: ``workdir.invalid``; ConfigError: ``workdir.not_found``, ``workdir.unsupported``.
     """
     from kimi_ray.tools.workdir import parse_workdir
 
     if text is None:
         return None
     workdir = parse_workdir(text, cwd)
+    if workdir.kind not in _WORKDIRS:
+        raise ConfigError(
+            f"a {workdir.kind} working directory cannot be made by this version",
+            code="workdir.unsupported",
+            hint="check it out beforehand and use copy:DIR or shared:DIR",
+            details={"kind": workdir.kind},
+        )
     if workdir.kind in ("shared", "copy") and workdir.path is not None and "{{" not in workdir.path:
         path = Path(cwd, workdir.path).expanduser()
         if not path.is_dir():

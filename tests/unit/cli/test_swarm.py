@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from kimi_ray.cli.swarm_arguments import SwarmArguments
+from kimi_ray.cli.swarm_course import Interrupts, run_swarm
+from kimi_ray.cli.swarm_plan import make_work
 from kimi_ray.llm import ChatRequest, Step
 from kimi_ray.runs import read_attempts, read_manifest, read_rows
 from tests.unit.cli.conftest import Cli
@@ -125,6 +128,24 @@ def test_default_run_directory_and_table(cli: Cli, place: Path) -> None:
     assert "2 rollouts: 2 completed" in result.out
     assert str(run) in result.out
     assert "2/2 done" in result.err
+
+
+def test_two_commands_in_one_second(items: Path, place: Path) -> None:
+    """The same prompt at the same time gives the same default name: the second to come takes another."""
+    said = SwarmArguments(
+        prompt="Say {{item}}", items=str(items), model="scripted", profile="bare", address="in-process"
+    )
+    first, second = (make_work(said, out=None, resume=None) for _ in range(2))
+    while first.out != second.out:
+        first, second = (make_work(said, out=None, resume=None) for _ in range(2))
+
+    async def both() -> None:
+        ended = await asyncio.gather(*(run_swarm(w, quiet=True, interrupts=Interrupts()) for w in (first, second)))
+        assert len({one.report.run_dir for one in ended}) == 2
+        assert all(one.report.ok for one in ended)
+
+    asyncio.run(both())
+    assert len(list((place / "runs").iterdir())) == 2
 
 
 def test_prompt_from_a_file(cli: Cli, items: Path, place: Path) -> None:
