@@ -22,7 +22,7 @@ Sink = Callable[[list[ResultRow], list[AttemptRow]], Awaitable[None]]
 """Keeps rows and attempts somewhere durable, before anybody is told of them."""
 
 _PAGE = 2000
-_READ_S = 20.0
+_READ_S = 10.0
 _CALL_S = 60.0
 _FEED_S = 24 * 3600.0
 _CHUNK = 500
@@ -295,7 +295,7 @@ class SwarmHandle:
         cursor = 0
         while True:
             page: RowPage = await self._link.call(
-                "read_rows", self._link.id, self.run_id, cursor, _PAGE, _READ_S, group="wait", timeout_s=_READ_S + 15.0
+                "read_rows", self._link.id, self.run_id, cursor, _PAGE, _READ_S, group="wait", timeout_s=_READ_S + 10.0
             )
             cursor = page.next_cursor
             await self._take(page)

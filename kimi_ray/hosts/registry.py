@@ -29,6 +29,10 @@ ASK_BOUND_S = 2.0
 LOOKS = 3
 """Silent hosts are asked so often before they are given up: a busy one is not a dead one."""
 
+SHUNNED_S = 60.0
+"""A node with a host that fell silent gets nothing new for so long, while there are others: Ray takes a minute to
+believe that a frozen machine is gone."""
+
 ROUND_S = 5.0
 """Nodes and the cluster's listing are read again this often."""
 
@@ -77,6 +81,7 @@ class Registry:
         self._began = time.time()
         self._ending: asyncio.Task[list[dict[str, Any]]] | None = None
         self._doubted: dict[str, asyncio.Task[bool]] = {}
+        self._silent_nodes: dict[str, float] = {}
         self._starting_stores: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, KimiRayError] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -305,7 +310,10 @@ class Registry:
             self._spawn(self._stop(empty.name))
 
     def _usable_nodes(self) -> list[NodeInfo]:
-        return usable_nodes(self._nodes)
+        now = time.monotonic()
+        shunned = {node for node, since in self._silent_nodes.items() if now - since < SHUNNED_S}
+        answering = [node for node in self._nodes if node.alive and node.node_id not in shunned]
+        return usable_nodes(answering or self._nodes)
 
     async def _reread_nodes(self) -> None:
         self._nodes = await self._cluster.nodes()
@@ -356,6 +364,7 @@ class Registry:
 
     async def _look_after(self, host: str) -> bool:
         """Ask a host that was silent; drop it when it is dead or stays silent."""
+        silent = False
         for _ in range(LOOKS):
             try:
                 told = await self._ask(host)
@@ -363,14 +372,34 @@ class Registry:
                 if error.code == "infra.actor_died":
                     break
                 await self._reread_nodes()
+                silent = True
                 continue
             for pool in self._pools.values():
                 if host in pool.hosts and pool.hosts[host].pid != told.get("pid"):
                     self._take_in(pool, host, told)
             return False
+        if silent:
+            self._doubt_node_of(host)
         self._drop(host)
         self._spawn(self._kill(host))
         return True
+
+    def _doubt_node_of(self, host: str) -> None:
+        """A silent host may mean a silent machine: ask its other hosts, and start nothing there meanwhile."""
+        hosts = [known for pool in self._pools.values() for known in pool.hosts.values()]
+        node_id = next((known.node_id for known in hosts if known.name == host), None)
+        if node_id is None:
+            return
+        self._silent_nodes[node_id] = time.monotonic()
+        others = [known.name for known in hosts if known.node_id == node_id and known.name != host]
+
+        async def ask() -> None:
+            lost = await asyncio.gather(*(self.report_lost(name) for name in others))
+            if not all(lost):
+                self._silent_nodes.pop(node_id, None)
+
+        if others:
+            self._spawn(ask())
 
     def _drop(self, host: str) -> None:
         for pool in self._pools.values():

@@ -176,6 +176,31 @@ async def test_a_lost_host_is_looked_at_before_it_is_dropped(world):
     assert (await place(cluster, wish(1)))[0] != name
 
 
+async def test_a_silent_machine_is_left_alone(world):
+    cluster = await world(nodes=[node("head", head=True), node("frozen"), node("well")], hosts_per_node=2)
+    names = await place(cluster, *(wish(n, node_id="frozen") for n in range(2)))
+    await place(cluster, *(wish(n + 2, node_id="well") for n in range(2)))
+    frozen = {host.name for host in cluster.started if host.node_id == "frozen"}
+    assert set(names) <= frozen
+    for name in frozen:
+        FakeCore.made[name].silent.set()
+    assert await call(cluster, "report_lost", names[0]) is True
+    await until(lambda: not frozen & set(cluster._held))
+    before = len(cluster.started)
+    await place(cluster, *(wish(n + 4, isolation="dedicated") for n in range(4)))
+    assert {host.node_id for host in cluster.started[before:]} == {"well"}
+
+
+async def test_a_busy_host_does_not_make_its_machine_silent(world):
+    cluster = await world(nodes=[node("head", head=True), node("busy"), node("well")], hosts_per_node=1)
+    (busy,) = await place(cluster, wish(0, node_id="busy", isolation="dedicated"))
+    await place(cluster, wish(1, node_id="busy"))
+    FakeCore.made[busy].silent.set()
+    assert await call(cluster, "report_lost", busy) is True
+    registry = cluster._held[REGISTRY].core
+    await until(lambda: not registry._silent_nodes)
+
+
 async def test_a_dead_session_host_frees_its_sessions(world):
     cluster = await world()
     name = await call(cluster, "place_session", "session_x")
