@@ -35,6 +35,8 @@ from kimi_ray.store.writer_settings import WriterSettings
 State = Literal["idle", "window", "writing", "flushing", "paused", "fenced", "failed", "closing", "closed"]
 
 _TERMINAL: Final = frozenset({"store.fenced", "store.conflict", "store.deleted"})
+_DISK: Final = frozenset({"store.disk_full", "store.io_failed", "store.permission_denied"})
+"""A disk that refuses is not a store that is away: who waits hears of it after one more try."""
 _MAX_GAPS: Final = 5
 """In a row; a store that names ever new seqs is broken, not restarted."""
 
@@ -448,7 +450,7 @@ class WriteController:
                 hint="the store lost acknowledged events: check its disk, then resume the session from what is stored",
                 details={"expected": expected, "durable": self._durable, "next": self._next_seq},
             )
-        if can_be_sent_again(error) and error.code not in _TERMINAL:
+        if can_be_sent_again(error) and error.code not in _TERMINAL and error.code not in _DISK:
             self._last_error = error
             self._send_all_again()
             pause = min(self._settings.backoff_initial_ms * 2 ** min(self._attempts, 32), self._settings.backoff_max_ms)

@@ -412,6 +412,18 @@ async def test_a_busy_answer_holds_only_its_own_log(rig: Any) -> None:
     assert rig.stored(busy) == busy.lines
 
 
+@pytest.mark.parametrize("code", ["store.disk_full", "store.io_failed", "store.permission_denied"])
+async def test_a_disk_that_refuses_is_told_after_one_more_try_and_nothing_is_lost(rig: Any, code: str) -> None:
+    log = rig.log()
+    log.add(3)
+    rig.store.refusals[log.stream] = [StoreError("no", code=code, retryable=True)] * 2
+    with pytest.raises(StoreError) as refused:
+        await rig.done(task_of(log.writer.flush()))
+    assert refused.value.code == code
+    await rig.done(task_of(log.writer.flush()))
+    assert rig.stored(log) == log.lines
+
+
 @pytest.mark.parametrize("answer", ["short", "other", "stale", "not durable", "ahead", "far ahead"])
 async def test_a_wrong_answer_is_an_error_and_no_loop(rig: Any, answer: str) -> None:
     log = rig.log()
