@@ -14,7 +14,7 @@ from kimi_ray.agent.specs import (
     PromptResult,
     PromptSpec,
 )
-from kimi_ray.settings import Isolation, Limits
+from kimi_ray.settings import Isolation
 from kimi_ray.store.seam import Stream
 
 __all__ = [
@@ -90,7 +90,6 @@ class SessionSpec:
     title: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     tags: dict[str, str] = field(default_factory=dict[str, str])
-    limits: Limits | None = None
     isolation: Isolation | None = None
     node_id: str | None = None
     """The node where main must live (its working directory is there), or None."""
