@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, RunError, as_error, error_from_data
+from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey
@@ -21,6 +22,10 @@ from kimi_ray.settings import Isolation, Profile
 Sink = Callable[[list[ResultRow], list[AttemptRow]], Awaitable[None]]
 """Keeps rows and attempts somewhere durable, before anybody is told of them."""
 
+PICTURE_S = 0.5
+"""How old a picture of ``progress`` may be while somebody asks, seconds."""
+
+_FORGOTTEN_S = 5.0
 _PAGE = 2000
 _READ_S = 10.0
 _CALL_S = 60.0
@@ -78,6 +83,9 @@ class SwarmHandle:
         self._cancelled: tuple[float, CancelMode] | None = None
         self._ended = False
         self._last_progress: SwarmProgress | None = None
+        self._picture = SwarmProgress(total=len(plan.keys), queued=len(plan.again))
+        self._watching: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
         self._report: SwarmReport | None = None
         self._began = time.monotonic()
         self._wall_s = 0.0
@@ -149,11 +157,39 @@ class SwarmHandle:
             )
         return self._report
 
-    async def progress(self) -> SwarmProgress:
-        """Where it stands, or stood at its end."""
+    def progress(self) -> SwarmProgress:
+        """Where it stands, or stood at its end: the newest picture this driver has.
+
+        Asking costs nothing; while somebody asks, a new picture is fetched every ``PICTURE_S``. See ``refresh`` for
+        one of this moment.
+        """
         if self._last_progress is not None:
             return self._last_progress
-        return await self._link.call("swarm_progress", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
+        self._asked_at = time.monotonic()
+        if not self._ended and (self._watching is None or self._watching.done()):
+            self._watching = self._link.courier.spawn(self._watch())
+        return self._picture
+
+    async def refresh(self) -> SwarmProgress:
+        """Where it stands at this moment: a call to the session's host.
+
+        Raises:
+            KimiRayError: the host could not be asked (``infra.*``, ``swarm.not_found`` while it is being replaced).
+        """
+        if self._last_progress is None:
+            self._picture = await self._link.call(
+                "swarm_progress", self._link.id, self.run_id, group="control", timeout_s=_CALL_S
+            )
+        return self._last_progress or self._picture
+
+    async def _watch(self) -> None:
+        while not self._ended and time.monotonic() - self._asked_at < _FORGOTTEN_S:
+            try:
+                await self.refresh()
+            except KimiRayError as error:
+                if not is_lost(error.code) and error.code != "swarm.not_found":
+                    return
+            await asyncio.sleep(PICTURE_S)
 
     async def cancel(self, grace_s: float = 5.0, *, mode: CancelMode = "cancel") -> None:
         """Stop it; returns when that is under way, the rows follow.
@@ -246,7 +282,7 @@ class SwarmHandle:
                 finally:
                     feeder.cancel()
                     await asyncio.gather(feeder, return_exceptions=True)
-            self._last_progress = await self.progress()
+            self._last_progress = await self.refresh()
             await self._link.call("forget_swarm", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
         except asyncio.CancelledError as error:
             failure = error

@@ -265,7 +265,7 @@ class Watch:
     async def look(self) -> None:
         """Show where it stands; a session host that is being replaced is asked again the next time."""
         try:
-            self._last = await self._handle.progress()
+            self._last = await self._handle.refresh()
             self._view.update(self._last)
         except KimiRayError as error:
             if not is_lost(error.code) and error.code != "swarm.not_found":

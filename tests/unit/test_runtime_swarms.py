@@ -60,11 +60,28 @@ async def test_concurrency_is_exact(tmp_path: Path) -> None:
         stage.gate.clear()
         handle = await session.start_swarm("{{item}}", [str(n) for n in range(9)], max_concurrency=3, **BARE)
         await stage.until_running(3)
-        progress = await handle.progress()
+        progress = await handle.refresh()
         assert (progress.running, progress.queued, progress.done, progress.total) == (3, 6, 0, 9)
         stage.gate.set()
         await handle.result(20)
         assert stage.most == 3
+
+
+async def test_progress_costs_nothing_and_catches_up_while_it_is_asked_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", [str(n) for n in range(9)], max_concurrency=3, **BARE)
+        first = handle.progress()
+        assert (first.total, first.done) == (9, 0)
+        await stage.until_running(3)
+        async with asyncio.timeout(10):
+            while handle.progress().running != 3:
+                await asyncio.sleep(0.01)
+        stage.gate.set()
+        await handle.result(20)
+        last = handle.progress()
+        assert (last.running, last.done, last.completed) == (0, 9, 9)
 
 
 async def test_repeats_and_seeds_are_the_same_in_a_second_run(tmp_path: Path) -> None:
@@ -120,7 +137,7 @@ async def test_lost_hosts_cost_an_interruption_and_no_row(tmp_path: Path) -> Non
         events = [event async for event in session.main.events()]
         assert Counter(event.type for event in events)["subagent/spawned"] == 30
         assert [event.seq for event in events] == list(range(len(events)))
-        progress = await handle.progress()
+        progress = await handle.refresh()
         assert (progress.completed, progress.running, progress.interruptions) == (30, 0, 12)
 
 
@@ -454,7 +471,7 @@ async def test_rows_that_cannot_be_kept_end_the_swarm(tmp_path: Path, monkeypatc
             await handle.result(20)
         assert caught.value.code == "run.write_failed"
         async with asyncio.timeout(10):
-            while (await handle.progress()).running:
+            while (await handle.refresh()).running:
                 await asyncio.sleep(0.02)
         assert len(stage.requests) < 200
         monkeypatch.undo()
