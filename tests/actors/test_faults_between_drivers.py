@@ -141,14 +141,12 @@ async def test_two_rays_on_one_home(runtime: Runtime, config: RuntimeConfig, wor
     assert (await (await resumed.main.submit("mine now")).result(30)).text == "did mine now"
 
 
-async def test_a_thousand_submits_that_nobody_awaits_run_in_order(
-    runtime: Runtime, config: RuntimeConfig, work: Path
-) -> None:
-    session = await runtime.workspace(work).create_session(model=FAST_ECHO, profile="bare")
-    handles = [session.main.submit(f"say {n}") for n in range(1000)]
-    last = await handles[-1]
-    assert (await last.result(90)).text == "did say 999"
-    await session.flush()
+async def test_a_thousand_submits_that_nobody_awaits_run_in_order(config: RuntimeConfig, work: Path) -> None:
+    async with Runtime.connect(config=config, checkpoint="turn") as runtime:
+        session = await runtime.workspace(work).create_session(model=FAST_ECHO, profile="bare")
+        handles = [session.main.submit(f"say {n}") for n in range(1000)]
+        last = await handles[-1]
+        assert (await last.result(90)).text == "did say 999"
     events = (await read_session(config.home, session.id))["main"]
     order = [event.data["prompt_id"] for event in events if event.type == "prompt/started"]
     texts = {

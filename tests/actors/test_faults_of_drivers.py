@@ -20,7 +20,7 @@ from tests.actors.fault_models import COMMAND, wait_for
 from tests.actors.faults import assert_nothing_lost, counts, read_session
 from tests.actors.test_processes import ROOT, assert_all_gone, family
 
-ITEMS = 50
+ITEMS = 36
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_a_killed_driver_leaves_logs_that_open_and_a_run_that_goes_on(comm
         assert process.poll() is None, process.communicate()
         return read_rows(out) if (out / "results.jsonl").exists() else []
 
-    wait_for(lambda: len(rows()) >= 15, 60)
+    wait_for(lambda: len(rows()) >= 10, 60)
     sleeper = int(wait_for(lambda: pid_file.exists() and pid_file.read_text().strip()))
     pids = {process.pid} | family(process.pid)
     assert len(pids) > 5 and sleeper in pids
@@ -75,7 +75,7 @@ async def test_a_killed_driver_leaves_logs_that_open_and_a_run_that_goes_on(comm
     print("all gone after", time.monotonic() - began)
 
     before = read_rows(out)
-    assert 15 <= len(before) < ITEMS
+    assert 10 <= len(before) < ITEMS
     (session_id,) = {row.session_id for row in before}
     assert session_id is not None
     logs = await read_session(home, session_id)
