@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, cast
 
-from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault, error_from_data
+from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault, ToolError, error_from_data
 from kimi_ray.hosts.boundary import actor_died, timed_out
 
 AUTH_HINT = (
@@ -115,6 +115,11 @@ def _of_remote_code(error: Exception, target: str, method: str) -> KimiRayError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, KimiRayError):
         return error_from_data(cause.to_data())
+    trace = str(getattr(error, "traceback_str", ""))
+    # Ray wraps what fails while it unpickles arguments into a RaySystemError that has the trace as its text.
+    text = str(cause)
+    if type(cause).__name__ == "RaySystemError" and "deserialize_objects" in text:
+        return _not_importable(text.splitlines()[-1], target, method)
     return KimiRayError(
         f"{method} of {target} failed: {type(cause).__name__}: {cause}",
         code="internal",
@@ -123,8 +128,19 @@ def _of_remote_code(error: Exception, target: str, method: str) -> KimiRayError:
             "actor": target,
             "method": method,
             "exception": type(cause).__name__,
-            "traceback": str(getattr(error, "traceback_str", ""))[-TEXT_CHARS:],
+            "traceback": trace[-TEXT_CHARS:],
         },
+    )
+
+
+def _not_importable(why: str, target: str, method: str) -> ToolError:
+    """What a driver sent cannot be loaded where it arrived: most often a tool of a module that is only here."""
+    return ToolError(
+        f"an argument of {method} cannot be loaded by {target}: {why}",
+        code="tool.not_importable",
+        hint="the code of a tool must be importable on every node: install its package there, or connect with"
+        ' runtime_env={"py_modules": [...]}',
+        details={"actor": target, "method": method},
     )
 
 

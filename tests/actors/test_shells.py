@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kimi_ray.actors.ray_cluster import RayCluster, RaySpec
-from kimi_ray.errors import ConfigError, KimiRayError, ProviderError, RuntimeFault
+from kimi_ray.errors import ConfigError, KimiRayError, ProviderError, RuntimeFault, ToolError
 from kimi_ray.ids import new_ulid
 from tests.actors.conftest import until
 from tests.actors.probe import start_probe
@@ -63,6 +63,22 @@ async def test_an_argument_that_cannot_be_sent_is_the_callers_mistake(probe):
     with pytest.raises(ConfigError) as caught:
         await probe.call("echo", (n for n in range(3)), timeout_s=10)
     assert caught.value.code == "request.not_picklable"
+
+
+class OnlyHere:
+    """Pickles as code of a module that no host has."""
+
+    def __reduce__(self):
+        return (__import__, ("a_module_that_no_host_has",))
+
+
+async def test_code_that_a_host_does_not_have_is_named_and_the_actor_lives(probe):
+    with pytest.raises(ToolError) as caught:
+        await probe.call("echo", OnlyHere(), timeout_s=10)
+    assert caught.value.code == "tool.not_importable"
+    assert "a_module_that_no_host_has" in caught.value.message
+    assert caught.value.hint is not None and "runtime_env" in caught.value.hint
+    assert await probe.call("echo", 1, timeout_s=10) == 1
 
 
 async def test_a_method_that_is_not_in_the_port_is_refused(probe):
