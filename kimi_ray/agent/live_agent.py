@@ -19,7 +19,8 @@ from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import ModelRoute, Progress
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
 from kimi_ray.agent.turn_signal import TurnSignal
-from kimi_ray.errors import AgentError, KimiRayError, StoreError
+from kimi_ray.cancelling import ends_this_task
+from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
 from kimi_ray.events import SessionEvent
 from kimi_ray.llm.chat import ChatProvider, ToolSpec
 from kimi_ray.llm.models import ResolvedModel
@@ -160,7 +161,9 @@ class LiveAgent:
     def is_waiting(self, prompt_id: str) -> bool:
         """Whether a prompt is accepted and its end is not durable yet; False also for one that is not known."""
         record = self.journal.fold.prompts.get(prompt_id)
-        return record is not None and (record.state not in FINAL_STATES or prompt_id in self._undurable)
+        if record is None or prompt_id in self._untold:
+            return False
+        return record.state not in FINAL_STATES or prompt_id in self._undurable
 
     def outcome(self, prompt_id: str) -> Outcome | None:
         """The end of a prompt or continuation, or None until it is durable.
@@ -266,6 +269,28 @@ class LiveAgent:
             self._driver = asyncio.get_running_loop().create_task(self._drive(), name=f"agent {self.stream}")
 
     async def _drive(self) -> None:
+        try:
+            await self._run_turns()
+        except BaseException as error:
+            if ends_this_task(error) or isinstance(error, KeyboardInterrupt):
+                raise
+            self._break(as_error(error))
+
+    def _break(self, error: KimiRayError) -> None:
+        """The agent itself failed, not its turn: whoever waits hears it now; its log is as it is, to be revived."""
+        self.failure = error
+        self._closed = True
+        waiting = [
+            record.prompt_id for record in self.journal.fold.prompts.values() if self.is_waiting(record.prompt_id)
+        ]
+        waiting += [prompt_id for prompt_id, turn in self._handled.items() if turn is None]
+        self._undurable.clear()
+        for prompt_id in dict.fromkeys(waiting):
+            told = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
+            self._on_outcome(prompt_id, told)
+        self._on_idle()
+
+    async def _run_turns(self) -> None:
         while not self.failure:
             work = self._next_work()
             if work is None:

@@ -18,6 +18,7 @@ from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, as_error
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.llm.header import describe_request
@@ -104,7 +105,9 @@ class TurnLoop:
             reason = self._stopped_reason(signal)
         except KimiRayError as error:
             reason = self._error_reason(error, signal)
-        except Exception as error:  # noqa: BLE001  whatever broke is recorded as the turn's end
+        except BaseException as error:
+            if ends_this_task(error) or isinstance(error, KeyboardInterrupt):
+                raise
             reason = {"kind": "failed", "error": as_error(error).to_data()}
         finally:
             self._meter.end_turn()

@@ -132,7 +132,8 @@ class Prompts:
     def cancel_queued(self, prompt_id: str | None) -> list[str]:
         """Cancel one queued prompt, or all; returns those that were cancelled."""
         hit = [queued for queued in self._queue if prompt_id is None or queued == prompt_id]
-        self._queue = deque(queued for queued in self._queue if queued not in hit)
+        taken = set(hit)
+        self._queue = deque(queued for queued in self._queue if queued not in taken)
         for queued in hit:
             self.finish(queued, "cancelled")
         return hit

@@ -11,12 +11,14 @@ from pydantic_core import from_json
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError, LogError, ToolError
 from kimi_ray.events import freeze
 from kimi_ray.ids import new_message_id
 from kimi_ray.log import tool_message
 from kimi_ray.settings import Checkpoint
 from kimi_ray.tools.contract import Accesses, Environment, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.results import error_output
 from kimi_ray.tools.scheduling import ScheduledCall, run_calls
 
 REFUSED = "This tool call was not started: {why}"
@@ -199,8 +201,8 @@ class _Run:
             self.accesses = self._tool.accesses(self._arguments)
         except KimiRayError as error:
             self._refusal = _error_output(error)
-        except Exception as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
-            self._refusal = _exception_output(error)
+        except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
+            self._refusal = error_output(error)
 
     def start(self) -> None:
         """Write ``tool/call``."""
@@ -238,8 +240,10 @@ class _Run:
             return await self._tool.run(self._arguments, self._owner.context(self._call["id"], signal))
         except KimiRayError as error:
             return _error_output(error)
-        except Exception as error:  # noqa: BLE001  see above
-            return _exception_output(error)
+        except BaseException as error:
+            if ends_this_task(error):
+                raise
+            return error_output(error)
 
     def commit(self, output: ToolOutput) -> None:
         """Write ``tool/result``."""
@@ -269,8 +273,3 @@ def _parse(arguments: str) -> Any:
 def _error_output(error: KimiRayError) -> ToolOutput:
     text = f"{error.message} ({error.hint})" if error.hint else error.message
     return ToolOutput(text, is_error=True, error_code=error.code)
-
-
-def _exception_output(error: Exception) -> ToolOutput:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ToolOutput(text, is_error=True, error_code="tool.user_code", meta={"exception": type(error).__name__})

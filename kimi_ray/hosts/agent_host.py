@@ -249,8 +249,8 @@ class AgentHost:
                 agent = self._agent(stream)
                 agent.submit(submit.prompts)
             await agent.journal.flush()
-        except KimiRayError as error:
-            return Ack(stream, error.to_data())
+        except Exception as error:  # noqa: BLE001  as above: the prompts beside it are not to suffer
+            return Ack(stream, as_error(error).to_data())
         return Ack(stream)
 
     async def _activate(self, spec: AgentSpec) -> LiveAgent:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, cast
 
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError, ProviderError
 from kimi_ray.llm.chat import (
     BlockEnd,
@@ -154,7 +155,9 @@ async def _asked(script: ScriptFunction, request: ChatRequest) -> Step:
         return as_step(answer)
     except KimiRayError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if ends_this_task(error):
+            raise
         raise ProviderError(
             f"the scripted model's function raised {type(error).__name__}: {error}",
             code="provider.script_failed",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast, overload
 
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
 from kimi_ray.events import thaw
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
@@ -85,7 +86,7 @@ class FunctionTool:
             return rule
         try:
             return rule(thaw(arguments))
-        except Exception as error:
+        except BaseException as error:
             raise ToolError(
                 f"the access rule of {self.name} failed: {type(error).__name__}: {error}",
                 code="tool.user_code",
@@ -108,12 +109,9 @@ class FunctionTool:
             while inspect.isawaitable(result):
                 result = await result
             return value_output(result, tool=self.name)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+        except BaseException as error:
+            if ends_this_task(error):
                 raise
-            return error_output(error)  # the function's own, not ours
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's failure is a result, never the turn's end
             return error_output(error)
 
     def _values(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:

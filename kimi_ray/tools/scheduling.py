@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.tools.contract import Accesses, ToolOutput
 from kimi_ray.tools.results import error_output
 
@@ -192,7 +193,9 @@ class _Batch:
 async def _outcome(call: ScheduledCall) -> ToolOutput:
     try:
         return await call.run()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a tool raises is its result
+    except BaseException as error:
+        if ends_this_task(error):
+            raise
         return error_output(error)
 
 

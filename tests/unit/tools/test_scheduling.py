@@ -231,7 +231,7 @@ async def test_exceptions_become_results() -> None:
         "tool.special",
         "tool.user_code",
         "tool.user_code",
-        "tool.cancelled",
+        "tool.user_code",
     ]
     assert got[0].content == "no\nHint: try it so" and got[1].content == "ZeroDivisionError: by zero"
 

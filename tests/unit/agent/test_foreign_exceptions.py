@@ -1,0 +1,133 @@
+"""Code of users may raise what ends a task, or a process. It ends a call or a turn, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.llm.script import Step
+from kimi_ray.tools import ToolOutput
+from kimi_ray.tools.contract import Accesses, ToolContext
+from tests.unit.agent.bench import AgentBench
+
+
+class Unheard(BaseException):
+    """No ``Exception``: what a test framework or a scheduler may raise."""
+
+
+KINDS: list[Callable[[], BaseException]] = [
+    asyncio.CancelledError,
+    SystemExit,
+    GeneratorExit,
+    KeyboardInterrupt,
+    Unheard,
+]
+    asyncio.CancelledError,
+    SystemExit,
+    GeneratorExit,
+    KeyboardInterrupt,
+    Unheard,
+]
+
+
+class Raiser:
+    """A tool that is no function of ours: it raises wherever it is told to."""
+
+    name = "Raiser"
+    description = "raises"
+    writes = False
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.parameters: dict[str, Any] = {"type": "object", "properties": {}}
+        self._where = where
+        self._error = error
+
+    def _raise(self, where: str) -> None:
+        if where == self._where:
+            raise self._error
+
+    def accesses(self, arguments: dict[str, object]) -> Accesses:
+        self._raise("accesses")
+        return Accesses.none()
+
+    def check(self, arguments: object) -> dict[str, object]:
+        self._raise("check")
+        return {}
+
+    async def run(self, arguments: dict[str, object], context: ToolContext) -> ToolOutput:
+        await asyncio.sleep(0)
+        self._raise("run")
+        return ToolOutput("fine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_a_models_function_raises_fails_its_turn(kind: Callable[[], BaseException]) -> None:
+    said = iter([kind(), None])
+
+    def model(request: object) -> str:
+        error = next(said)
+        if error is not None:
+            raise error
+        return "fine"
+
+    bench = AgentBench(model)
+    bench.submit("one", "two")
+    first = await bench.result("p0", within_s=5)
+    assert first.result.state == "failed"
+    assert first.result.error is not None and first.result.error["code"] == "provider.script_failed"
+    assert (await bench.result("p1", within_s=5)).result.text == "fine"
+
+
+@pytest.mark.parametrize("where", ["accesses", "check", "run"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_a_tool_raises_is_its_result(kind: Callable[[], BaseException], where: str) -> None:
+    bench = AgentBench([Step.call("Raiser"), "went on"], tools=(Raiser(where, kind()),))
+    bench.submit("go")
+    assert (await bench.result(within_s=5)).result.text == "went on"
+    (result,) = bench.of("tool/result")
+    assert result["error"]["code"] in ("tool.user_code", "tool.cancelled")
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit, Unheard, ValueError])
+async def test_an_agent_that_breaks_tells_all_who_wait(
+    kind: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = AgentBench(["never", "never"])
+
+    def broken(*_: object) -> Any:
+        raise kind()
+
+    monkeypatch.setattr(bench.agent, "_config", broken)
+    bench.submit("one", "two")
+    for prompt_id in ("p0", "p1"):
+        told = await bench.result(prompt_id, within_s=5)
+        assert told.result.state == "failed"
+        assert told.result.error is not None and told.result.error["code"] == "internal"
+        assert not bench.agent.is_waiting(prompt_id)
+        assert bench.agent.outcome(prompt_id) is not None
+    with pytest.raises(KimiRayError, match="closed"):
+        bench.submit("three")
+    await bench.agent.close()
+
+
+async def test_ten_thousand_waiting_prompts_are_cancelled_at_once() -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def model(request: object) -> str:
+        entered.set()
+        await leave.wait()
+        return "done"
+
+    bench = AgentBench(model)
+    bench.submit(*("go" for _ in range(10_000)))
+    async with asyncio.timeout(5):
+        await entered.wait()
+    before = asyncio.get_running_loop().time()
+    assert len(bench.agent.cancel(None, "user")) == 10_000
+    assert asyncio.get_running_loop().time() - before < 3
+    leave.set()
+    await bench.agent.close()
