@@ -26,12 +26,6 @@ KINDS: list[Callable[[], BaseException]] = [
     KeyboardInterrupt,
     Unheard,
 ]
-    asyncio.CancelledError,
-    SystemExit,
-    GeneratorExit,
-    KeyboardInterrupt,
-    Unheard,
-]
 
 
 class Raiser:
