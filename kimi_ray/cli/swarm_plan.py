@@ -56,15 +56,19 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
 
     if resume is None:
         arguments, cwd, run_id, seed = said, os.getcwd(), None, None
+        if out is not None and not out.strip():
+            raise ConfigError("--out names no directory", code="request.bad_usage", hint="leave it out, or name one")
         directory = Path(out).expanduser() if out is not None else default_run_directory(said.prompt or "")
         _check_free(directory)
     else:
         if out is not None:
             raise ConfigError("--out and --resume exclude each other", code="request.conflict", hint="leave out --out")
+        if not resume.strip():
+            raise ConfigError("--resume names no directory", code="request.bad_usage", hint="name the run directory")
         directory = Path(resume).expanduser()
         manifest = read_manifest(directory)
-        arguments, cwd = _recorded(said, manifest, directory)
-        run_id, seed = str(manifest["run_id"]), seed_of(manifest)
+        arguments, cwd, run_id = _recorded(said, manifest, directory)
+        seed = seed_of(manifest)
         if said.seed is not None:
             seed = None
     if arguments.prompt is None:
@@ -226,11 +230,12 @@ def _denied(arguments: SwarmArguments) -> list[str]:
     return [] if arguments.items in (None, "-") else [str(arguments.items)]
 
 
-def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path) -> tuple[SwarmArguments, str]:
+def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path) -> tuple[SwarmArguments, str, str]:
+    """Arguments, current directory and run id of the command that began a run."""
     try:
         recorded = SwarmArguments.model_validate(manifest["arguments"])
         prompt = cast("Mapping[str, Any]", manifest["prompt"])["text"]
-        cwd = str(manifest["cwd"])
+        cwd, run_id = str(manifest["cwd"]), str(manifest["run_id"])
         config: dict[str, Any] = manifest["config"]
         # Where it ran counts more than what the environment says now: its logs and claims are there.
         place = {name: config.get(name) for name in ("home", "address", "namespace")}
@@ -241,14 +246,15 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
             hint="go on with it from Python, as it was begun",
             details={"run_dir": str(directory)},
         ) from None
-    return said.over(recorded.model_copy(update={"prompt": prompt, **place})), cwd
+    return said.over(recorded.model_copy(update={"prompt": prompt, **place})), cwd, run_id
 
 
 def _check_free(directory: Path) -> None:
     """The same refusal as of the directory itself, before anything was started."""
     from kimi_ray.runs.run_directory import MANIFEST
 
-    if (directory / MANIFEST).exists():
+    # `os.path` and not `Path.exists`: a name that no file can have is told by the directory itself
+    if os.path.exists(directory / MANIFEST):
         raise RunError(
             f"{directory} already has a run",
             code="run.exists",

@@ -16,7 +16,7 @@ from kimi_ray.runs.manifest import build_manifest
 from kimi_ray.runs.plan import RunPlan
 from kimi_ray.runs.prompts import prompt_hash
 from kimi_ray.runs.report import SwarmReport
-from kimi_ray.runs.resume import check_unchanged, plan_resume
+from kimi_ray.runs.resume import check_same_run, check_unchanged, plan_resume
 from kimi_ray.runs.rows import AttemptRow, ResultRow
 from kimi_ray.runs.run_directory import RunDirectory
 from kimi_ray.settings import Durability
@@ -130,7 +130,9 @@ async def reopen_run(
         directory = RunDirectory.open(out, durability=durability)
         try:
             check_unchanged(directory.manifest(), now)
-            resumed = plan.resumed(plan_resume(plan.keys, directory.rows(), directory.attempts(), retry=retry))
+            rows, attempts = directory.rows(), directory.attempts()
+            check_same_run(plan.run_id, (*rows, *attempts))
+            resumed = plan.resumed(plan_resume(plan.keys, rows, attempts, retry=retry))
             directory.keep_only(resumed.kept)
         except BaseException:
             directory.close()

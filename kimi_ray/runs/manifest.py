@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
+from kimi_ray.errors import RunError
 from kimi_ray.runs.items import RunItem, items_hash
 from kimi_ray.runs.prompts import Prompt, prompt_hash
 from kimi_ray.runs.seeds import RunSeed
@@ -90,9 +91,20 @@ def build_manifest(
 
 
 def seed_of(manifest: Mapping[str, Any]) -> RunSeed:
-    """The run seed that a manifest recorded."""
-    seed = cast("Mapping[str, Any]", manifest["seed"])
-    return RunSeed(int(seed["value"]), bool(seed["sent"]))
+    """The run seed that a manifest recorded.
+
+    Raises:
+        RunError: ``run.corrupt`` when it records none.
+    """
+    seed: Any = manifest.get("seed")
+    value, sent = (seed.get("value"), seed.get("sent")) if isinstance(seed, dict) else (None, None)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if type(value) is not int or type(sent) is not bool:
+        raise RunError(
+            "the manifest of the run records no seed",
+            code="run.corrupt",
+            hint="put back run.json as it was written, or start a new run with another --out",
+        )
+    return RunSeed(value, sent)
 
 
 def versions() -> dict[str, str | None]:

@@ -76,6 +76,22 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
 
 
+def check_same_run(run_id: str, rows: Iterable[ResultRow | AttemptRow]) -> None:
+    """Refuse rows of another run: what they say was done was not done here.
+
+    Raises:
+        RunError: ``run.mismatch`` naming the first.
+    """
+    for row in rows:
+        if row.run_id != run_id:
+            raise RunError(
+                f"the row of {row.key} is of the run {row.run_id}, the manifest is of {run_id}",
+                code="run.mismatch",
+                hint="take the rows of other runs out of the directory: what they name then runs here",
+                details={"run_id": run_id, "row_run_id": row.run_id, "item_id": row.item_id, "repeat": row.repeat},
+            )
+
+
 def _again(row: ResultRow, classes: frozenset[Any]) -> bool:
     if row.status in ("completed", "limit"):
         return False

@@ -18,7 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
+from pydantic_core import from_json
+
 from kimi_ray.errors import RunError
+from kimi_ray.runs.manifest import MANIFEST_VERSION
 from kimi_ray.runs.rows import AttemptRow, ResultRow, attempt_from_line, result_from_line
 from kimi_ray.settings import Durability
 
@@ -27,6 +30,15 @@ RESULTS = "results.jsonl"
 ATTEMPTS = "attempts.jsonl"
 _LOCK = "run.lock"
 _SLUG_CHARS = 40
+_MANIFEST_TYPES: dict[str, type] = {
+    "run_id": str,
+    "seed": dict,
+    "prompt": dict,
+    "arguments": dict,
+    "config": dict,
+    "items": dict,
+    "repeats": int,
+}
 
 _T = TypeVar("_T")
 
@@ -68,7 +80,7 @@ class RunDirectory:
         Raises:
             RunError: ``run.exists``, ``run.in_use``, ``run.not_writable``, ``run.write_failed``.
         """
-        directory = Path(path).expanduser().absolute()
+        directory = _named(path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,7 +110,7 @@ class RunDirectory:
         Raises:
             RunError: ``run.not_found``, ``run.in_use``, ``run.not_writable``, ``run.corrupt``.
         """
-        directory = Path(path).expanduser().absolute()
+        directory = _named(path)
         read_manifest(directory)
         run = cls(directory, _locked(directory), durability)
         try:
@@ -212,10 +224,10 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         RunError: ``run.not_found``, ``run.corrupt``.
     """
-    directory = Path(path).expanduser().absolute()
+    directory = _named(path)
     file = directory / MANIFEST
     try:
-        value: Any = json.loads(file.read_bytes())
+        value: Any = from_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{directory} has no run",
@@ -224,14 +236,28 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
             details={"run_dir": str(directory)},
         ) from None
     except ValueError as error:
-        raise _corrupt(file, 1, str(error)) from None
+        raise _bad_manifest(file, str(error)) from None
     except OSError as error:
         raise RunError(
-            f"{file} cannot be read: {error.strerror}", code="run.unreadable", details={"file": str(file)}
+            f"{file} cannot be read: {error.strerror}",
+            code="run.unreadable",
+            hint="name the run directory, and make it readable",
+            details={"file": str(file)},
         ) from None
     if not isinstance(value, dict):
-        raise _corrupt(file, 1, "it is not a JSON object")
-    return cast("dict[str, Any]", value)
+        raise _bad_manifest(file, "it is not a JSON object")
+    manifest = cast("dict[str, Any]", value)
+    if manifest.get("v", MANIFEST_VERSION) != MANIFEST_VERSION:
+        raise RunError(
+            f"{file} has the version {manifest['v']!r}, this program knows {MANIFEST_VERSION}",
+            code="run.version_unsupported",
+            hint="upgrade kimi-ray",
+            details={"file": str(file)},
+        )
+    wrong = [name for name, kind in _MANIFEST_TYPES.items() if name in manifest and type(manifest[name]) is not kind]
+    if wrong:
+        raise _bad_manifest(file, f"{wrong[0]} is not what a run writes there")
+    return manifest
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[ResultRow]:
@@ -260,6 +286,12 @@ def _lines(path: Path, parse: Callable[[bytes], _T]) -> Iterator[_T]:
             if error.code != "run.bad_row":
                 raise error.with_details(file=str(path), line=number) from None
             raise _corrupt(path, number, error.message) from None
+
+
+def _named(path: str | os.PathLike[str]) -> Path:
+    if "\0" in os.fspath(path):
+        raise RunError("a path cannot hold NUL", code="run.not_writable", hint="choose another --out")
+    return Path(path).expanduser().absolute()
 
 
 def _holds_something(path: Path) -> bool:
@@ -348,6 +380,15 @@ def _not_writable(directory: Path, error: OSError) -> RunError:
         code="run.not_writable",
         hint="choose another --out",
         details={"run_dir": str(directory), "errno": errno.errorcode.get(error.errno or 0)},
+    )
+
+
+def _bad_manifest(file: Path, what: str) -> RunError:
+    return RunError(
+        f"{file} is not a run's manifest: {what}",
+        code="run.corrupt",
+        hint="put back the file as it was written, or start a new run with another --out",
+        details={"file": str(file)},
     )
 
 

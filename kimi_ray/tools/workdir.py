@@ -149,6 +149,9 @@ async def check_workdir(prepared_path: str) -> None:
 
 
 def _directory(given: str) -> str:
+    whole = given.encode(errors="replace").decode()
+    if "\0" in given or given != whole:
+        raise _invalid(whole, "a path cannot hold NUL or half a character")
     path = os.path.realpath(os.path.expanduser(given))
     try:
         mode = os.stat(path).st_mode

@@ -195,3 +195,11 @@ def test_parsing_refuses_by_name(text: str) -> None:
     assert caught.value.code == "workdir.invalid" and "copy[:PATH]" in (caught.value.hint or "")
     with pytest.raises(ToolError):
         parse_workdir("copy")
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b"])
+async def test_a_path_that_no_directory_can_have_is_refused_by_name(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ToolError) as refused:
+        await prepare_workdir(Workdir.shared(path), base_dir=str(tmp_path), name="x")
+    assert refused.value.code == "workdir.invalid"
+    refused.value.message.encode()
