@@ -97,8 +97,9 @@ def seed_of(manifest: Mapping[str, Any]) -> RunSeed:
         RunError: ``run.corrupt`` when it records none.
     """
     seed: Any = manifest.get("seed")
-    value, sent = (seed.get("value"), seed.get("sent")) if isinstance(seed, dict) else (None, None)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    if type(value) is not int or type(sent) is not bool:
+    recorded = cast("Mapping[str, Any]", seed if isinstance(seed, dict) else {})
+    value, sent = recorded.get("value"), recorded.get("sent")
+    if not isinstance(value, int) or not isinstance(sent, bool):
         raise RunError(
             "the manifest of the run records no seed",
             code="run.corrupt",
