@@ -177,8 +177,6 @@ class SwarmRun:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(waiter.close() for waiter in self._waiters.values()))
 
-    # -- the course -------------------------------------------------------------------------------------------------
-
     async def _run(self) -> None:
         spec = self._spec
         start = {"run_id": spec.run_id, "rollouts": len(spec.keys), "max_concurrency": spec.max_concurrency}
@@ -349,8 +347,6 @@ class SwarmRun:
         else:
             self._finish(attempt, failed(error))
 
-    # -- ends -------------------------------------------------------------------------------------------------------
-
     def _waiter(self, host: str) -> OutcomeWaiter:
         waiter = self._waiters.get(host)
         if waiter is None:
@@ -453,8 +449,6 @@ class SwarmRun:
             data["agents"] = self._positions
         self._services.record([LogEntry("swarm/end", data)])
 
-    # -- losses -----------------------------------------------------------------------------------------------------
-
     async def _unreachable(self, host: str, attempts: list[Attempt], error: KimiRayError) -> None:
         """A call to a host failed: is it gone, or was it only slow?"""
         attempts = [attempt for attempt in attempts if not attempt.ended]
@@ -518,8 +512,6 @@ class SwarmRun:
         )
         if revived:
             await self._place_and_begin(revived)
-
-    # -- stopping ---------------------------------------------------------------------------------------------------
 
     def _counts_while_running(self) -> bool:
         limits = self._spec.total_limits

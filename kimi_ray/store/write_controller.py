@@ -112,8 +112,6 @@ class WriteController:
         self._discarded = 0
         sender.attach(self)
 
-    # What it is now
-
     @property
     def next_seq(self) -> int:
         """The seq of the next event to be enqueued."""
@@ -155,8 +153,6 @@ class WriteController:
         if self._paused:
             return "paused"
         return "idle" if self._window_at is None and not self._due else "window"
-
-    # What the log and its loop call
 
     def enqueue(self, event: SessionEvent) -> None:
         """Take over one event; the log's observer. Never waits, never refuses for lack of room.
@@ -268,8 +264,6 @@ class WriteController:
             self._closing = False
         self._detach()
         return self._discarded
-
-    # What the sender and the outbox call
 
     def head_bytes(self) -> int:
         """Bytes of the first event that would be cut, 0 without one."""
@@ -541,8 +535,6 @@ class WriteController:
             raise fresh(self._end)
         if self._closed:
             raise StoreError(f"{self.stream} is closed", code="store.closed")
-
-    # Waiting
 
     async def _durable_through(self, target: int, timeout_s: float) -> None:
         deadline = self._clock.now() + timeout_s
