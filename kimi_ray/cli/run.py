@@ -14,6 +14,7 @@ from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
 from kimi_ray.cli.printing import one_line, print_json, safe, tell
 from kimi_ray.cli.settings_of import IN_PROCESS
+from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from kimi_ray.agent.specs import PromptResult
@@ -30,7 +31,9 @@ def run(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT|@FILE", help="What the agent is to do.")],
     model: Model = None,
     base_url: BaseUrl = None,
-    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare.")] = PROFILE,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare. [agent]")
+    ] = None,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT|@FILE", help="In place of the profile's.")
     ] = None,
@@ -70,12 +73,21 @@ def run(
     from kimi_ray.cli.swarm_arguments import split_names
     from kimi_ray.cli.swarm_plan import text_or_file
 
+    if session is not None:
+        made_with = {
+            "--profile": profile,
+            "--system-prompt": system_prompt,
+            "--workdir": workdir,
+            "--title": title,
+            "--tag": tag,
+        }
+        _refuse_for_a_session([flag for flag, value in made_with.items() if value is not None])
     names = split_names(tools)
     said: dict[str, Any] = {
         "prompt": text_or_file(prompt),
         "model": model,
         "base_url": base_url,
-        "profile": profile,
+        "profile": profile or PROFILE,
         "system_prompt": text_or_file(system_prompt),
         "tools": names,
         "sampling": {"temperature": temperature, "max_output_tokens": max_output_tokens, "seed": seed},
@@ -113,6 +125,15 @@ def run(
         raise typer.Exit(exits.INTERRUPTED)
     if result.state != "completed":
         raise typer.Exit(exits.FAILED)
+
+
+def _refuse_for_a_session(flags: list[str]) -> None:
+    if flags:
+        raise ConfigError(
+            f"{', '.join(flags)} cannot be said of a session that exists",
+            code="request.conflict",
+            hint="it keeps the profile, system prompt, directory, title and tags that it was made with",
+        )
 
 
 async def _run(

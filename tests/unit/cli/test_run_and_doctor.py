@@ -49,12 +49,35 @@ def test_a_session_goes_on(cli: Cli) -> None:
     assert (first["turn"], second["turn"]) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--profile", "explore"),
+        ("--system-prompt", "Be brief."),
+        ("--workdir", "none"),
+        ("--title", "T"),
+        ("--tag", "a=b"),
+    ],
+)
+def test_what_a_session_was_made_with_cannot_be_said_again(cli: Cli, flag: str, value: str) -> None:
+    cli("run", "one", *BARE)
+    refused = cli("run", "two", "--session", "@last", flag, value)
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {flag} cannot be said of a session that exists\ncode: request.conflict\n")
+
+
 def test_interrupted(cli: Cli, place: Path, home: Path) -> None:
     """Ctrl-C cancels the prompt; the log says so, and the session can go on."""
     command = [sys.executable, "-m", "kimi_ray.cli", "run", "a long one", "--profile", "bare"]
     command += ["--model", "scripted:tests.unit.cli.test_swarm:slow"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=place, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def hear_ctrl_c() -> None:  # what a shell starts with `&` is deaf to it, and so is what that starts
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
     try:
         ends = time.monotonic() + 30
         while not any("step/start" in path.read_text() for path in home.rglob("wire.jsonl")):
@@ -89,7 +112,7 @@ def test_limits_and_failures_are_exit_1(cli: Cli, place: Path) -> None:
     ("arguments", "code"),
     [
         (("run", "x"), "model.not_configured"),
-        (("run", "x", *BARE, "--session", "@last"), "store.not_found"),
+        (("run", "x", "--model", "scripted", "--session", "@last"), "store.not_found"),
         (("run", "x", "--model", "scripted", "--profile", "nobody"), "profile.unknown"),
         (("run", "x", *BARE, "--tools", "Nothing"), "tool.unknown"),
         (("run", "x", *BARE, "--workdir", "copy:/no/such"), "workdir.not_found"),
@@ -161,13 +184,27 @@ def test_doctor_reaches_for_the_model(cli: Cli) -> None:
     assert "provider.connection" in model["detail"]
 
 
-def test_commands_of_a_cluster_without_one(cli: Cli) -> None:
-    assert "no cluster" in cli("status").out
-    assert cli("status", "--json").document == {"address": None, "namespace": "kimi_ray", "runtimes": []}
-    assert "no cluster" in cli("down").out
-    unreachable = cli("status", "--address", "127.0.0.1:9")
-    assert unreachable.code == 1
-    assert "code: runtime.unreachable" in unreachable.err
+def test_commands_of_a_cluster_without_one(place: Path) -> None:
+    """In processes of their own: this one may have a Ray, which they would look at."""
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kimi_ray.cli", *arguments],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert "no cluster" in command("status").stdout
+    told = json.loads(command("status", "--json").stdout)
+    assert told == {"address": None, "namespace": "kimi_ray", "runtimes": []}
+    assert "no cluster" in command("down").stdout
+    unreachable = command("status", "--address", "127.0.0.1:9")
+    assert unreachable.returncode == 1
+    assert "code: runtime.unreachable" in unreachable.stderr
 
 
 def test_version_and_help(cli: Cli) -> None:
