@@ -35,8 +35,8 @@ def demo(
     from kimi_ray.cli.swarm_course import run_swarm
 
     work = _work(runtime_config(home, in_process=in_process), agents)
-    where = "in this process" if in_process else "on a local Ray, which takes some seconds to start"
-    tell(f"{len(work.plan.keys)} agents review the files in {work.cwd}, {where}")
+    where = ", in this process" if in_process else ""
+    tell(f"{len(work.plan.keys)} agents review the files in {work.cwd}{where}")
     ended = asyncio.run(run_swarm(work))
     report = ended.report
     if json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.cli import exits
+from kimi_ray.cli.printing import tell
 from kimi_ray.cli.progress import ProgressView, progress_view
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import KimiRayError, RunError
@@ -130,6 +131,8 @@ async def _connected(
 ) -> Ended:
     from kimi_ray.runtime import Runtime
 
+    if work.config.address is None and not quiet:
+        tell("starting a local Ray, which takes some seconds")
     async with Runtime.connect(config=work.config) as runtime:
         opened = sink if sink is not None else await _open(work, plan, served)
         try:
