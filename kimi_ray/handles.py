@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from kimi_ray.courier import Courier, Entry, Route
 from kimi_ray.errors import AgentError, KimiRayError
@@ -14,7 +14,7 @@ from kimi_ray.events import SessionEvent, parse_event
 from kimi_ray.hosts.live_session import MAIN, turn_reason
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import EventPage, Outcome, PromptResult, PromptSpec
-from kimi_ray.ids import new_message_id
+from kimi_ray.ids import is_path_safe_id, new_message_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import Activity, last_prompt
@@ -224,6 +224,8 @@ class Agent:
 
         Reading brings no agent to life.
         """
+        if from_seq < 0:
+            raise AgentError(f"a log has no event {from_seq}", code="request.out_of_range", hint="events count from 0")
         courier = self.services.courier
         seq = from_seq
         while True:
@@ -313,7 +315,13 @@ def _prompt_spec(
     steer_if_active: bool = False,
 ) -> PromptSpec:
     text = prompt if isinstance(prompt, str) else ""
-    content = None if isinstance(prompt, str) else tuple(prompt)
+    content = None if isinstance(prompt, str) else _checked_blocks(prompt)
+    if prompt_id is not None and not (isinstance(prompt_id, str) and is_path_safe_id(prompt_id)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AgentError(
+            f"{prompt_id!r} cannot be a prompt's id",
+            code="prompt.bad_id",
+            hint="use 1 to 128 letters, digits, _ and -, or leave it out",
+        )
     if not (text.strip() if content is None else content):
         raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
     return PromptSpec(
@@ -324,6 +332,31 @@ def _prompt_spec(
         limits=limits,
         on_interrupt=on_interrupt,
         steer_if_active=steer_if_active,
+    )
+
+
+def _checked_blocks(prompt: object) -> tuple[dict[str, Any], ...]:
+    """Content blocks as they may be stored: one that no request can be made of would fail every later turn, too."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        raise _bad_prompt(f"a prompt of type {type(prompt).__name__}")
+    blocks = tuple(cast("Sequence[object]", prompt))
+    for number, block in enumerate(blocks):
+        if not isinstance(block, dict):
+            raise _bad_prompt(f"block {number} of type {type(block).__name__}")
+        body = cast("dict[str, Any]", block)
+        kind = body.get("type")
+        if kind not in ("text", "image"):
+            raise _bad_prompt(f"block {number} of the kind {kind!r}")
+        if kind == "text" and not isinstance(body.get("text"), str):
+            raise _bad_prompt(f"block {number} without a text")
+    return cast("tuple[dict[str, Any], ...]", blocks)
+
+
+def _bad_prompt(what: str) -> AgentError:
+    return AgentError(
+        f"a prompt cannot hold {what}" if what.startswith("block") else f"{what} cannot be submitted",
+        code="prompt.invalid",
+        hint='give text, or a list of blocks {"type": "text", "text": ...} and {"type": "image", ...}',
     )
 
 

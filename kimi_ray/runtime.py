@@ -21,7 +21,7 @@ from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.log import epoch_ms
-from kimi_ray.session import checked_metadata, checked_tags
+from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
 from kimi_ray.session_link import Notes, SessionLink, open_session
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
@@ -262,7 +262,7 @@ class Workspace:
                 cwd=self.path,
                 create=True,
                 main=main,
-                title=title,
+                title=checked_title(title),
                 metadata=checked_metadata(metadata or {}),
                 tags=checked_tags(tags or {}),
                 isolation=isolation,

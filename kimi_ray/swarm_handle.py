@@ -308,9 +308,14 @@ class SwarmHandle:
             if error.code in (*_ELSEWHERE, "session.closed"):
                 # The reader hears the same and knows what to do.
                 return
-            # A prompt function failed half way: what runs is stopped, the error is what the user hears.
-            self._feed_error = error
-            await self.cancel(0.0)
+            await self._stop_for(error)
+        except Exception as error:  # noqa: BLE001  whatever breaks here, nobody else tells of it
+            await self._stop_for(as_error(error))
+
+    async def _stop_for(self, error: KimiRayError) -> None:
+        """No more rollouts come (a prompt function failed half way): what runs is stopped, and the user hears why."""
+        self._feed_error = error
+        await self.cancel(0.0)
 
     async def _feed_all(self, keys: Sequence[RolloutKey]) -> None:
         chunk: list[Rollout] = []

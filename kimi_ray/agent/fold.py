@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kimi_ray.agent.specs import AgentTotals
-from kimi_ray.events import SessionEvent
+from kimi_ray.events import SessionEvent, encode
 from kimi_ray.log import message_text
 from kimi_ray.settings import PromptState, Usage
 
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
+
+
+def content_hash(content: Any) -> int:
+    """A short hash of a prompt's content; equal within a process for equal content."""
+    return hash(encode(content))
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class PromptRecord:
     error: dict[str, Any] | None = None
     seq: int = -1
     steered_into: str | None = None
+    content_hash: int | None = None
+    """Of the content that was dropped: the same prompt sent again is told from another with its id."""
 
 
 @dataclass(slots=True)
@@ -155,6 +162,8 @@ class AgentFold:
             record.error = event.data.get("error")
             if "turn" in event.data:
                 record.turn = event.data["turn"]
+            if record.content is not None:
+                record.content_hash = content_hash(record.content)
             record.content = None
 
     def _turn_start(self, event: SessionEvent) -> None:

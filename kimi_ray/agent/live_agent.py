@@ -169,7 +169,7 @@ class LiveAgent:
         """The end of a prompt or continuation, or None until it is durable.
 
         Raises:
-            AgentError: ``prompt.not_found``.
+            AgentError: ``prompt.not_found``; ``prompt.result_forgotten`` for one of the turns of long ago.
         """
         fold = self.journal.fold
         record = self.prompts.get(prompt_id)
@@ -188,6 +188,14 @@ class LiveAgent:
             return self._outcome(prompt_id, state, turn, error_of(found.reason) if found is not None else None)
         if record.state not in FINAL_STATES:
             return None
+        if record.turn is not None and record.turn not in fold.turns:
+            # An answer without the text would be a lie, and looked like an empty one.
+            raise AgentError(
+                f"the result of the prompt {prompt_id} is not in memory any more: it ran in turn {record.turn}",
+                code="prompt.result_forgotten",
+                hint="the agent's log has it: agent.events(), or kimi-ray sessions show",
+                details={"turn": record.turn, "kept": fold.keep_turns, "state": record.state},
+            )
         return self._outcome(prompt_id, record.state, record.turn, record.error)
 
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
+from kimi_ray.agent.fold import FINAL_STATES, PromptRecord, content_hash
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.specs import PromptSpec
 from kimi_ray.errors import AgentError
@@ -42,7 +42,8 @@ class Prompts:
         content = self.content_of(spec)
         known = self.get(spec.prompt_id)
         if known is not None:
-            if known.content is not None and known.content != content:
+            dropped = known.content is None
+            if content_hash(content) != known.content_hash if dropped else content != known.content:
                 raise AgentError(
                     f"the prompt id {spec.prompt_id} is taken",
                     code="prompt.id_conflict",

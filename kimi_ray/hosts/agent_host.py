@@ -345,7 +345,9 @@ class AgentHost:
         return Ack(stream)
 
     def _idle(self, stream: Stream) -> None:
-        if stream in self._releasing:
+        agent = self._agents.get(stream)
+        if stream in self._releasing or (agent is not None and agent.failure is not None):
+            # One that broke is let go too: whoever wants it again gets it revived from its log.
             self._opener.end(stream)
             self._spawn(self._close_one(stream, False))
 

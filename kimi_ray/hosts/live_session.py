@@ -247,12 +247,12 @@ class LiveSession:
         """Whether the host is there and still has the agent."""
         try:
             peer = self._services.cluster.peer(agent.host)
-            await peer.call("progress", [agent.spec.stream], timeout_s=_PING_S, group="control")
+            # It tells of those agents that live there, and is silent about one that broke or was fenced.
+            return bool(await peer.call("progress", [agent.spec.stream], timeout_s=_PING_S, group="control"))
         except KimiRayError as error:
             if is_lost(error.code):
                 return not await self._services.registry.report_lost(agent.host)
             return error.code != "agent.not_found"
-        return True
 
     async def _relocate(self, agent: LiveAgent) -> None:
         spec = replace(agent.spec, header=None, nonce=new_ulid())

@@ -19,14 +19,22 @@ def tokens_of(chars: int) -> int:
     return -(-chars // CHARS_PER_TOKEN)
 
 
-class Estimator:
-    """Estimates usage. Remembers the last tool list, whose JSON is the dearest part of a request to measure."""
+_LONG = 64
+"""A conversation of so many messages is remembered, so that its next request costs what is new in it."""
 
-    __slots__ = ("_tools", "_tools_chars")
+_CONVERSATIONS = 256
+
+
+class Estimator:
+    """Estimates usage. Remembers the last tool list, whose JSON is the dearest part of a request to measure, and what
+    was counted of long conversations."""
+
+    __slots__ = ("_counted", "_tools", "_tools_chars")
 
     def __init__(self) -> None:
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_chars = 0
+        self._counted: dict[tuple[str, str], tuple[list[dict[str, Any]], int]] = {}
 
     def input_chars(self, request: ChatRequest) -> int:
         """The characters of the system prompt, the tools and all messages."""
@@ -34,8 +42,21 @@ class Estimator:
             self._tools_chars = len(to_json([tool.to_data() for tool in request.tools])) if request.tools else 0
             self._tools = request.tools
         chars = self._tools_chars + (len(request.system) if request.system else 0)
-        for message in request.messages:
-            chars += _content_chars(message["content"])
+        return chars + self._messages_chars(request)
+
+    def _messages_chars(self, request: ChatRequest) -> int:
+        messages = request.messages
+        if len(messages) < _LONG:
+            return sum(_content_chars(message["content"]) for message in messages)
+        agent = (request.session_id, request.agent_id)
+        before, chars = self._counted.pop(agent, ([], 0))
+        # The messages are shared from request to request: this compares identities, at a speed that does not matter.
+        if messages[: len(before)] != before:
+            before, chars = [], 0
+        chars += sum(_content_chars(message["content"]) for message in messages[len(before) :])
+        if len(self._counted) >= _CONVERSATIONS:
+            del self._counted[next(iter(self._counted))]
+        self._counted[agent] = (messages, chars)
         return chars
 
     def usage(self, request: ChatRequest, *, text_chars: int, reasoning_chars: int = 0) -> Usage:

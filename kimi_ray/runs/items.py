@@ -18,6 +18,9 @@ from kimi_ray.runs.filters import Filter
 from kimi_ray.settings import Item
 
 MAX_ID_CHARS = 256
+MAX_ROLLOUTS = 2_000_000
+"""Of one run: all of its keys are held in memory, by the driver and by the session's host."""
+
 BARE_COLUMN = "item"
 """The one column of an item that is a bare string."""
 
@@ -78,9 +81,9 @@ def prepare_items(
             ``items.bad_limit``.
     """
     given: object = items
-    if isinstance(given, str | bytes | dict):
+    if isinstance(given, str | bytes | dict) or not hasattr(given, "__iter__"):
         raise RunError(
-            "items is one string or dict, not a collection of items",
+            f"items is a {type(cast(object, given)).__name__}, not a collection of items",
             code="items.bad_item",
             hint="pass a list, also for a single item",
         )
@@ -116,11 +119,19 @@ def keys_of(items: Iterable[RunItem], repeats: int = 1) -> tuple[RolloutKey, ...
     """The keys of a run in the order of its rows: item by item, repeats within.
 
     Raises:
-        RunError: ``swarm.bad_repeats`` below 1.
+        RunError: ``swarm.bad_repeats`` below 1; ``swarm.too_many``.
     """
-    if repeats < 1:
-        raise RunError(f"{repeats} repeats is below 1", code="swarm.bad_repeats", hint="give 1 or more")
-    return tuple(RolloutKey(item.id, repeat) for item in items for repeat in range(repeats))
+    if type(repeats) is not int or repeats < 1:
+        raise RunError(f"{repeats!r} repeats is not 1 or more", code="swarm.bad_repeats", hint="give 1 or more")
+    chosen = tuple(items)
+    if len(chosen) * repeats > MAX_ROLLOUTS:
+        raise RunError(
+            f"{len(chosen)} items with {repeats} repeats are {len(chosen) * repeats} rollouts",
+            code="swarm.too_many",
+            hint=f"a run has at most {MAX_ROLLOUTS}: make several of it, with --limit and --filter",
+            details={"rollouts": len(chosen) * repeats, "most": MAX_ROLLOUTS},
+        )
+    return tuple(RolloutKey(item.id, repeat) for item in chosen for repeat in range(repeats))
 
 
 def items_hash(items: Iterable[RunItem]) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import RunError
 from kimi_ray.runs.filters import as_text
 from kimi_ray.runs.items import BARE_COLUMN, RunItem, unknown_column
@@ -62,7 +63,9 @@ def render_prompt(prompt: Prompt, item: RunItem) -> str:
         return fill(prompt, item)
     try:
         text = cast("object", prompt(item.item))
-    except Exception as error:
+    except BaseException as error:
+        if ends_this_task(error) or isinstance(error, KeyboardInterrupt):
+            raise
         raise RunError(
             f"the prompt function failed on item {item.id}: {type(error).__name__}: {error}",
             code="swarm.prompt_failed",

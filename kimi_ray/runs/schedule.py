@@ -164,10 +164,16 @@ class Schedule:
         total_limits: Limits | None = None,
         attempts_before: Mapping[RolloutKey, int] | None = None,
     ) -> None:
-        if max_concurrency < 1:
-            raise RunError("the concurrency is below 1", code="swarm.bad_concurrency", hint="give 1 or more")
-        if retries < 0:
-            raise RunError("the number of retries is below 0", code="swarm.bad_retries", hint="give 0 or more")
+        if type(max_concurrency) is not int or max_concurrency < 1:
+            raise RunError(
+                f"the concurrency {max_concurrency!r} is not 1 or more",
+                code="swarm.bad_concurrency",
+                hint="give 1 or more",
+            )
+        if type(retries) is not int or retries < 0:
+            raise RunError(
+                f"the number of retries {retries!r} is not 0 or more", code="swarm.bad_retries", hint="give 0 or more"
+            )
         self._seed = seed
         self._clock = clock
         self._max = max_concurrency

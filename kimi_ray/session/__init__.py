@@ -13,6 +13,7 @@ from kimi_ray.session.document_value import (
     TurnReasonKind,
     checked_metadata,
     checked_tags,
+    checked_title,
     loaded_document,
     new_document,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "TurnReasonKind",
     "checked_metadata",
     "checked_tags",
+    "checked_title",
     "last_prompt",
     "loaded_document",
     "new_document",

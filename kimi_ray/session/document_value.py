@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from kimi_ray.errors import LogError, SessionError
-from kimi_ray.events import freeze, thaw
+from kimi_ray.events import encode, freeze, thaw
 from kimi_ray.session.prompt_text import title_from_prompt
 
 DOCUMENT_VERSION = 1
@@ -21,6 +21,8 @@ LISTED_AGENTS = 1000
 TurnReasonKind = Literal["completed", "cancelled", "failed"]
 Value = dict[str, Any]
 
+MAX_METADATA_BYTES = 1 << 20
+MAX_TITLE_CHARS = 1000
 _CALLER_KEYS = frozenset({"title", "metadata", "tags", "archived"})
 _NEW_TITLES = (None, "", "New Session")
 
@@ -186,6 +188,24 @@ def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
     return value != before
 
 
+def checked_title(title: str | None) -> str | None:
+    """A title that a document can hold: text of at most ``MAX_TITLE_CHARS``.
+
+    Raises:
+        SessionError: ``session.bad_metadata``.
+    """
+    if title is None:
+        return None
+    whole = isinstance(title, str) and title.encode(errors="replace").decode() == title  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not whole or len(title) > MAX_TITLE_CHARS:
+        raise SessionError(
+            "the title is not a text that can be stored" if not whole else f"the title has {len(title)} characters",
+            code="session.bad_metadata",
+            hint=f"a title is text of at most {MAX_TITLE_CHARS} characters",
+        )
+    return title
+
+
 def checked_metadata(metadata: Mapping[str, Any]) -> Value:
     """A copy of caller metadata under the JSON rule.
 
@@ -193,7 +213,14 @@ def checked_metadata(metadata: Mapping[str, Any]) -> Value:
         SessionError: ``session.bad_metadata``.
     """
     try:
-        return cast("Value", thaw(freeze(dict(metadata))))
+        checked = cast("Value", thaw(freeze(dict(metadata))))
+        if len(encode(checked)) > MAX_METADATA_BYTES:
+            raise SessionError(
+                f"metadata of more than {MAX_METADATA_BYTES} bytes",
+                code="session.bad_metadata",
+                hint="it is read with every listing: keep large data in a file and its path here",
+            )
+        return checked
     except LogError as error:
         raise SessionError(
             f"metadata: {error.message}", code="session.bad_metadata", hint="metadata is plain JSON"

@@ -230,6 +230,14 @@ def io_error(error: OSError, path: str) -> StoreError:
             hint="give this user read and write access to the home",
             details=details,
         )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return StoreError(
+            f"too many open files: {path} cannot be opened",
+            code="store.io_failed",
+            hint="raise the limit of open files (ulimit -n)",
+            details=details,
+            retryable=True,
+        )
     return StoreError(
         f"a file call on {path} failed: {error.strerror or error}",
         code="store.io_failed",

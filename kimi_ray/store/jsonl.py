@@ -92,9 +92,10 @@ class JsonlStore:
 
         def prepare() -> tuple[str, StoreIdentity]:
             path = os.path.abspath(home)
-            identity = open_identity(files, path, options)
-            finish_removals(Layout(files, path))
-            Reservations(files, path).sweep()
+            with io_errors(path):
+                identity = open_identity(files, path, options)
+                finish_removals(Layout(files, path))
+                Reservations(files, path).sweep()
             return path, identity
 
         path, identity = await asyncio.to_thread(prepare)

@@ -111,7 +111,8 @@ class Owners:
             if self._lock_fd is not None:
                 fd, self._lock_fd = self._lock_fd, None
                 self._fs.close(fd)
-                with contextlib.suppress(FileNotFoundError):
+                # A file that stays is a lock that nobody holds: no reason to fail a close.
+                with contextlib.suppress(OSError):
                     self._fs.unlink(f"{self._layout.writers}/{self.writer}.lock")
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from kimi_ray.store.wire import AppendCall, unpack_call
 QUEUE_BYTES = 256 << 20
 OPEN_TIMEOUT_S = 30.0
 _OPEN_PAUSE_S = 0.1
+_TOLD_AT_ONCE = ("store.io_failed", "store.disk_full")
 
 
 class PersistenceService:
@@ -85,7 +86,8 @@ class PersistenceService:
             try:
                 return await open_store_for_writing(self._home, self._options, fs=self._fs)
             except StoreError as error:
-                if not error.retryable or time.monotonic() >= deadline:
+                # A disk that fails or is full is told at once: the caller's own patience ends first, without a reason.
+                if not error.retryable or error.code in _TOLD_AT_ONCE or time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_OPEN_PAUSE_S)
 

@@ -1,0 +1,133 @@
+"""What a program may do wrong with the public API: an error with a code, and nobody else suffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.agent.live_agent import LiveAgent
+from kimi_ray.errors import AgentError, KimiRayError, RunError, SessionError
+from kimi_ray.settings import Item
+from tests.unit.runtime_fixtures import running
+
+BARE: dict[str, Any] = {"profile": "bare"}
+
+BAD_PROMPTS: dict[str, Any] = {
+    "a number": 5,
+    "bytes": b"x",
+    "nothing": None,
+    "a number in a list": [1],
+    "an empty block": [{}],
+    "a text that is none": [{"type": "text", "text": 5}],
+    "no text": [{"type": "text"}],
+    "an unknown kind": [{"type": "tool-call", "id": "x"}],
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+async def test_a_bad_prompt_is_refused_and_the_one_beside_it_runs(tmp_path: Path, name: str) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(AgentError) as refused:
+            session.main.submit(BAD_PROMPTS[name])
+        assert refused.value.code == "prompt.invalid" and refused.value.hint
+        good = await session.main.submit("good")
+        assert (await good.result(10)).text == "did good"
+        assert len(stage.requests) == 1
+
+
+@pytest.mark.parametrize("prompt_id", [5, "", "a/b", "a\n", "x" * 129])
+async def test_a_bad_prompt_id(tmp_path: Path, prompt_id: Any) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(AgentError, match="id"):
+            session.main.submit("x", prompt_id=prompt_id)
+
+
+async def test_an_id_is_of_one_prompt_also_after_its_end(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        first = await (await session.main.submit("one", prompt_id="mine")).result(10)
+        again = await (await session.main.submit("one", prompt_id="mine")).result(10)
+        assert again.text == first.text and len(stage.requests) == 1
+        with pytest.raises(AgentError) as taken:
+            await session.main.submit("two", prompt_id="mine")
+        assert taken.value.code == "prompt.id_conflict"
+
+
+async def test_an_agent_that_broke_lives_again_with_the_next_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+
+        def broken(*_: object) -> Any:
+            raise ZeroDivisionError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LiveAgent, "_config", broken)
+            result = await (await session.main.submit("one")).result(10)
+            assert result.state == "failed" and result.error is not None and result.error["code"] == "internal"
+        assert (await (await session.main.submit("two")).result(10)).text == "did two"
+
+
+@pytest.mark.parametrize("from_seq", [-1, -(10**9)])
+async def test_no_log_is_called_corrupt_for_a_bad_cursor(tmp_path: Path, from_seq: int) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(AgentError) as refused:
+            _ = [event async for event in session.main.events(from_seq)]
+        assert refused.value.code == "request.out_of_range"
+
+
+@pytest.mark.parametrize(
+    "said", [{"title": "a\ud800"}, {"title": "x" * 2000}, {"title": 5}, {"metadata": {"big": "x" * (2 << 20)}}]
+)
+async def test_a_document_is_small_and_storable(tmp_path: Path, said: dict[str, Any]) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        with pytest.raises(SessionError) as refused:
+            await runtime.workspace(tmp_path / "work").create_session(model=model, **BARE, **said)
+        assert refused.value.code == "session.bad_metadata"
+        assert await runtime.sessions.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"repeats": 1.5}, "swarm.bad_repeats"),
+        ({"repeats": True}, "swarm.bad_repeats"),
+        ({"repeats": 10**9}, "swarm.too_many"),
+        ({"max_concurrency": "x"}, "swarm.bad_concurrency"),
+        ({"retries": 0.5}, "swarm.bad_retries"),
+        ({"items": None}, "items.bad_item"),
+        ({"items": 5}, "items.bad_item"),
+    ],
+)
+async def test_a_bad_swarm_is_refused_at_once(tmp_path: Path, said: dict[str, Any], code: str) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(RunError) as refused:
+            arguments: dict[str, Any] = {"items": ["a"], **BARE, **said}
+            await session.swarm("{{item}}", **arguments)
+        assert refused.value.code == code and refused.value.hint
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit, ValueError])
+@pytest.mark.parametrize("late", [False, True])
+async def test_whatever_a_prompt_function_raises_ends_the_swarm(
+    tmp_path: Path, kind: Callable[[], BaseException], late: bool
+) -> None:
+    def prompt(item: Item) -> str:
+        if not late or item.data == "c":
+            raise kind()
+        return str(item.data)
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(KimiRayError) as failed:
+            await asyncio.wait_for(session.swarm(prompt, list("abcd"), **BARE), 10)
+        assert failed.value.code == "swarm.prompt_failed"
