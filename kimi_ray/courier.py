@@ -110,6 +110,20 @@ class Courier:
                 # Its agents were closed, so these prompts are cancelled; a waiter asks the log no more.
                 future.set_exception(_closed(session_id))
 
+    def check_loop(self) -> None:
+        """Refuse another event loop than the one that connected: its futures would wait for ever, or break in the
+        middle.
+
+        Raises:
+            RuntimeFault: ``runtime.wrong_loop``.
+        """
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeFault(
+                "this runtime lives on another event loop",
+                code="runtime.wrong_loop",
+                hint="connect in the loop (and the process, after a fork) that uses it; scripts use run_sync throughout",
+            )
+
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that this driver owns; it is cancelled at the close."""
         task = self.loop.create_task(work)
@@ -158,6 +172,7 @@ class Courier:
         Raises:
             KimiRayError: what the host raised.
         """
+        self.check_loop()
         for attempt in range(_RESOLVES):
             host = await self._host(route)
             try:
@@ -172,6 +187,7 @@ class Courier:
 
     def submit(self, route: Route, prompts: list[PromptSpec]) -> list[Entry]:
         """Put prompts on their way, behind all earlier ones of the route. Synchronous, on the loop."""
+        self.check_loop()
         if self.closed:
             raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
         entries: list[Entry] = []
@@ -187,6 +203,7 @@ class Courier:
 
     async def outcome(self, route: Route, entry_accepted: asyncio.Future[None], prompt_id: str) -> Outcome:
         """The end of a prompt, wherever its agent is by then."""
+        self.check_loop()
         await asyncio.shield(entry_accepted)
         key = (route.stream, prompt_id)
         future = self._results.get(key)

@@ -145,6 +145,7 @@ class Runtime:
         """Create or resume what a spec says. Workspaces call this."""
         if self._closing is not None:
             raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        self._courier.check_loop()
         info, host = await open_session(self._courier, spec)
         again = replace(
             spec,

@@ -290,7 +290,7 @@ class Session:
         """
         bound, user_tools = bind_profile(profile, system_prompt, tools)
         resolved = self._model_for(model, bound)
-        settings = SwarmSettings(
+        settings = SwarmSettings.of(
             profile=bound,
             model=resolved.name,
             system_prompt=system_prompt,

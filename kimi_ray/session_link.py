@@ -65,6 +65,7 @@ class SessionLink:
         Raises:
             KimiRayError: what the host raised, or why the session cannot be brought back.
         """
+        self.courier.check_loop()
         return await self._call(method, args, group, timeout_s)
 
     async def _call(self, method: str, args: tuple[Any, ...], group: Group, timeout_s: float) -> Any:

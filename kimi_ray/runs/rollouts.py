@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from kimi_ray.errors import RunError
+from kimi_ray.errors import LogError, RunError
+from kimi_ray.events.json_rule import freeze
 from kimi_ray.runs.items import RunItem
 from kimi_ray.runs.prompts import render_workdir
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Workdir
@@ -15,8 +16,34 @@ from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Wo
 _WRITING_TOOLS = ("Bash", "Write", "Edit")
 
 
+def _bad_setting(place: str, why: str) -> RunError:
+    return RunError(
+        f"{place} cannot be used: {why[:1].lower()}{why[1:]}",
+        code="swarm.bad_setting",
+        hint=f"see what start_swarm says of {place.partition('.')[0]}",
+        details={"setting": place},
+    )
+
+
 class SwarmSettings(Settings):
-    """What a swarm says about all of its rollouts; an item's own settings win."""
+    """What a swarm says about all of its rollouts; an item's own settings win. ``of`` checks what users say."""
+
+    @classmethod
+    def of(cls, **said: Any) -> Self:
+        """Settings from what a user said.
+
+        Raises:
+            RunError: ``swarm.bad_setting`` naming it.
+        """
+        try:
+            freeze(said.get("metadata") or {})
+            return cls(**said)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise _bad_setting(place, first["msg"]) from None
+        except LogError as error:
+            raise _bad_setting("metadata", error.message) from None
 
     profile: Profile
     model: str | None = None

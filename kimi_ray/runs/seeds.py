@@ -34,9 +34,9 @@ class RunSeed:
         """
         if seed is None:
             return cls(secrets.randbits(31), sent=False)
-        if not 0 <= seed < 2**63:
+        if type(seed) is not int or not 0 <= seed < 2**63:
             raise RunError(
-                f"the seed {seed} is out of range", code="swarm.bad_seed", hint="give an integer from 0 to 2^63-1"
+                f"the seed {seed!r} is out of range", code="swarm.bad_seed", hint="give an integer from 0 to 2^63-1"
             )
         return cls(seed, sent=True)
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kimi_ray.agent.live_agent import LiveAgent
-from kimi_ray.errors import AgentError, KimiRayError, RunError, SessionError
+from kimi_ray.errors import AgentError, KimiRayError, RunError, RuntimeFault, SessionError
+from kimi_ray.runtime import Runtime
+from kimi_ray.session_handle import Session
 from kimi_ray.settings import Item
 from tests.unit.runtime_fixtures import running
 
@@ -104,6 +106,10 @@ async def test_a_document_is_small_and_storable(tmp_path: Path, said: dict[str, 
         ({"max_concurrency": "x"}, "swarm.bad_concurrency"),
         ({"retries": 0.5}, "swarm.bad_retries"),
         ({"items": None}, "items.bad_item"),
+        ({"seed": "x"}, "swarm.bad_seed"),
+        ({"isolation": "much"}, "swarm.bad_setting"),
+        ({"tags": {"n": 5}}, "swarm.bad_setting"),
+        ({"metadata": {"n": object()}}, "swarm.bad_setting"),
         ({"items": 5}, "items.bad_item"),
     ],
 )
@@ -131,3 +137,21 @@ async def test_whatever_a_prompt_function_raises_ends_the_swarm(
         with pytest.raises(KimiRayError) as failed:
             await asyncio.wait_for(session.swarm(prompt, list("abcd"), **BARE), 10)
         assert failed.value.code == "swarm.prompt_failed"
+
+
+def test_another_loop_is_told_to_connect_itself(tmp_path: Path) -> None:
+    async def begin() -> tuple[Runtime, Session]:
+        (tmp_path / "work").mkdir()
+        runtime = await Runtime.connect(home=tmp_path / "home", address="in-process", durability="none")
+        return runtime, await runtime.workspace(tmp_path / "work").create_session(model="scripted", profile="bare")
+
+    async def elsewhere(session: Session) -> None:
+        for use in (session.flush, lambda: session.main.submit("x"), lambda: session.swarm("{{item}}", ["a"], **BARE)):
+            with pytest.raises(RuntimeFault) as refused:
+                await asyncio.wait_for(use(), 5)
+            assert refused.value.code == "runtime.wrong_loop" and refused.value.hint
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        runtime, session = first.run(begin())
+        second.run(elsewhere(session))
+        first.run(runtime.close())
