@@ -82,9 +82,11 @@ def run(
             "--tag": tag,
         }
         _refuse_for_a_session([flag for flag, value in made_with.items() if value is not None])
-    names = split_names(tools)
+    names, text = split_names(tools), text_or_file(prompt)
+    if not (text or "").strip():
+        raise ConfigError("the prompt is empty", code="prompt.empty", hint="give it some text")
     said: dict[str, Any] = {
-        "prompt": text_or_file(prompt),
+        "prompt": text,
         "model": model,
         "base_url": base_url,
         "profile": profile or PROFILE,

@@ -112,6 +112,7 @@ def test_limits_and_failures_are_exit_1(cli: Cli, place: Path) -> None:
     ("arguments", "code"),
     [
         (("run", "x"), "model.not_configured"),
+        (("run", " ", *BARE), "prompt.empty"),
         (("run", "x", "--model", "scripted", "--session", "@last"), "store.not_found"),
         (("run", "x", "--model", "scripted", "--profile", "nobody"), "profile.unknown"),
         (("run", "x", *BARE, "--tools", "Nothing"), "tool.unknown"),
