@@ -121,7 +121,7 @@ class Courier:
             raise RuntimeFault(
                 "this runtime lives on another event loop",
                 code="runtime.wrong_loop",
-                hint="connect in the loop (and the process, after a fork) that uses it; scripts use run_sync throughout",
+                hint="connect in the loop (and the process, after a fork) that uses it; scripts use only run_sync",
             )
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -197,6 +197,15 @@ class RunDirectory:
                 os.ftruncate(handle, size)
             self._forget(name)
             raise _write_failed(path, error) from None
+        if not _is_at(path, handle):
+            # Written into a file that has no name any more: nobody would ever find these rows.
+            self._forget(name)
+            raise RunError(
+                f"{path} was removed or replaced while the run went on",
+                code="run.write_failed",
+                hint="put the directory back and --resume, or start again with another --out; the logs have everything",
+                details={"file": str(path), "errno": "ENOENT"},
+            )
 
     def _forget(self, name: str) -> None:
         handle = self._files.pop(name, None)
@@ -353,6 +362,14 @@ def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except OSError:
+        return False
 
 
 def _sync_directory(directory: Path) -> None:

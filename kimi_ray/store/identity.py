@@ -130,6 +130,8 @@ def _make_home(fs: Fs, home: str) -> None:
                 fs.mkdir(path)
         for path in missing:
             fs.sync_dir(path.rsplit("/", 1)[0] or "/")
+        if missing:
+            fs.stat(home)  # a link to nothing is in the way of a directory, and none itself
     except OSError as error:
         raise _not_writable(home, error) from error
 

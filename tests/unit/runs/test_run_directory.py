@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,3 +255,19 @@ def test_default_names(tmp_path: Path, prompt: str, slug: str) -> None:
     assert path == tmp_path / f"20260102T030405Z-{slug}"
     path.mkdir()
     assert default_run_directory(prompt, base=tmp_path, now=now).name.endswith("-2")
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+@pytest.mark.parametrize("what", ["run", "run/results.jsonl"])
+def test_rows_are_not_written_where_nobody_finds_them(tmp_path: Path, how: str, what: str) -> None:
+    with RunDirectory.create(tmp_path / "run", MANIFEST) as run:
+        run.append([row("a")], [attempt("a")])
+        (tmp_path / what).rename(tmp_path / "away")
+        if how == "replaced":
+            (tmp_path / "run").mkdir(exist_ok=True)
+            (tmp_path / "run" / "results.jsonl").touch()
+            (tmp_path / "run" / "attempts.jsonl").touch()
+        elif how == "removed":
+            shutil.rmtree(tmp_path / "away") if (tmp_path / "away").is_dir() else (tmp_path / "away").unlink()
+        error = refused("run.write_failed", lambda: run.append([row("b")], [attempt("b")]))
+        assert "removed or replaced" in error.message

@@ -375,3 +375,10 @@ async def test_concurrent_callers_share_commits(tmp_path: Path) -> None:
     assert after["commits"] - before["commits"] <= 5
     assert after["syncs"] - before["syncs"] == 40
     await service.close()
+
+
+async def test_a_home_that_is_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "home").symlink_to(tmp_path / "nothing")
+    with pytest.raises(StoreError) as failed:
+        await open_store_for_writing(str(tmp_path / "home"), StoreOptions())
+    assert failed.value.code == "store.home_not_writable"
