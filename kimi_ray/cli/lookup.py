@@ -40,9 +40,9 @@ def _home_of_run(text: str) -> str | None:
     from kimi_ray.runs.run_directory import read_manifest
 
     found = _split_run(text)
-    if found is None:
+    if found is None and not is_run(text):
         return None
-    config: dict[str, Any] = read_manifest(found[0]).get("config") or {}
+    config: dict[str, Any] = read_manifest(found[0] if found else Path(text).expanduser()).get("config") or {}
     home = config.get("home")
     return str(home) if home and Path(str(home)).is_dir() else None
 
@@ -52,17 +52,17 @@ async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> 
 
     Args:
         store: The home.
-        text: A session (``@last``, an id, the end of one), a session and an agent (``SESSION/agent-3``), or a rollout
+        text: A session (see ``find_session``), a session and an agent (``SESSION/agent-3``), or a rollout
             (``RUN:ITEM[#REPEAT]``, RUN a run directory or the end of a run id).
         agent: An agent of that session; None is main, or the rollout's.
 
     Raises:
         SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``, ``request.unknown_id``.
     """
-    if ":" in text:
+    if ":" in text and not is_run(text):
         stream = await _find_rollout(store, text)
         return stream if agent is None else Stream(stream.session_id, agent)
-    session, _, named = text.partition("/")
+    session, _, named = (text, "", "") if is_run(text) else text.partition("/")
     session_id = await find_session(store, session)
     wanted = agent or named or MAIN
     agents = [log.stream.agent_id for log in await store.list(session_id)]
@@ -80,13 +80,16 @@ async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> 
 
 
 async def find_session(store: ReadStore, text: str) -> str:
-    """The id of the session that a person means: ``@last``, an id, or the end of exactly one.
+    """The id of the session that a person means: ``@last``, an id, or the end of exactly one; of a run its newest.
 
     Raises:
         SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``.
     """
     documents = await store.list_documents()
-    if text == LAST:
+    run_id = _run_id_of(text)
+    if run_id is not None:
+        documents = [document for document in documents if run_of(document.value) == run_id]
+    if text == LAST or run_id is not None:
         if not documents:
             raise _no_session(text)
         return max(documents, key=lambda one: (one.value.get("updated_at") or 0, one.session_id)).session_id
@@ -96,6 +99,19 @@ async def find_session(store: ReadStore, text: str) -> str:
     if text.startswith("session_") and await store.list(text):
         return text  # its document was not written yet
     raise _no_session(text)
+
+
+def is_run(text: str) -> bool:
+    """Whether it names a run directory."""
+    return (Path(text).expanduser() / _MANIFEST).is_file()
+
+
+def _run_id_of(text: str) -> str | None:
+    from kimi_ray.runs.run_directory import read_manifest
+
+    if is_run(text):
+        return str(read_manifest(Path(text).expanduser())["run_id"])
+    return text if text.startswith("run_") else None
 
 
 def agent_order(agent_id: str) -> tuple[int, str]:

@@ -28,8 +28,8 @@ SessionArgument = Annotated[
     str,
     typer.Argument(
         metavar="SESSION",
-        help="@last, an id or its end, SESSION/AGENT, or a rollout: RUN:ITEM[#REPEAT] (RUN: a run"
-        " directory or run id).",
+        help="@last, an id or its end, RUN (the newest session of a run: its directory or id), SESSION/AGENT, or a"
+        " rollout: RUN:ITEM[#REPEAT].",
     ),
 ]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="ID", help="This agent, e.g. agent-3 or 3.")]
@@ -100,13 +100,13 @@ def show(
     With --json: {"session", "live", "agents": [{"agent_id", "parent", "profile", "model", "state", "turns", "steps",
     "tool_calls", "input_tokens", "output_tokens", "retries", "events", "last_text", "error", ...}], "more", "home"}.
     """
-    from kimi_ray.cli.lookup import find_session, find_stream, open_home
+    from kimi_ray.cli.lookup import find_session, find_stream, is_run, open_home
 
     store, place = open_home(home, session)
 
     async def collect() -> dict[str, Any]:
         only: str | None = None
-        if agent is not None or ":" in session or "/" in session:
+        if agent is not None or (not is_run(session) and (":" in session or "/" in session)):
             stream = await find_stream(store, session, agent)
             session_id, only = stream.session_id, stream.agent_id
         else:

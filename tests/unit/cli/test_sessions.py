@@ -102,6 +102,9 @@ def test_ids(cli: Cli, filled: Path, home: Path) -> None:
     assert agent(session) == "main"
     assert agent(session[-6:].lower()) == "main"
     assert agent(f"{session}/agent-2") == "agent-2"
+    assert agent("run") == agent("./run/") == agent(str(filled / "run")) == agent(run_id) == "main"
+    assert agent("run", "--agent", "2") == "agent-2"
+    assert cli("sessions", "tail", "./run", "-n", "1").code == 0
     assert agent("run:alpha") == rows["alpha", 0]
     assert agent("run:beta#1") == rows["beta", 1]
     assert agent("run:it:em#1") == rows["it:em#1", 0]
