@@ -18,7 +18,7 @@ from kimi_ray.ids import new_message_id
 from kimi_ray.log import tool_message
 from kimi_ray.settings import Checkpoint
 from kimi_ray.tools.contract import Accesses, Environment, Tool, ToolContext, ToolOutput
-from kimi_ray.tools.results import error_output
+from kimi_ray.tools.results import check_output, error_output
 from kimi_ray.tools.scheduling import ScheduledCall, run_calls
 
 REFUSED = "This tool call was not started: {why}"
@@ -102,11 +102,13 @@ class ToolRuns:
         queued_ms: int | None = None,
         run_ms: int | None = None,
     ) -> None:
-        """Append the ``tool/result`` of a call; an output that JSON cannot hold becomes an error result."""
+        """Append the ``tool/result`` of a call; an output that cannot be stored, or that no request could be made of,
+        becomes an error result."""
         try:
+            check_output(output)
             content = self._content(output)
             meta = freeze(output.meta) if output.meta is not None else None
-        except LogError as error:
+        except (LogError, ToolError) as error:
             message = f"the tool returned something that cannot be stored: {error.message}"
             output = ToolOutput(message, is_error=True, error_code="tool.bad_result")
             content, meta = self._content(output), None

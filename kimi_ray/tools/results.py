@@ -16,7 +16,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from kimi_ray.errors import KimiRayError, ToolError
+from kimi_ray.events import encode, freeze
 from kimi_ray.tools.contract import ToolOutput
+
+MAX_RESULT_CHARS = 8 << 20
+"""Of one result, far above what any model reads: a result is held by host and store, and sent with every request."""
+
+MAX_META_BYTES = 1 << 20
 
 _MAX_MESSAGE = 4000
 _MAX_DEPTH = 64
@@ -57,6 +63,47 @@ def error_output(error: BaseException) -> ToolOutput:
 def storable(text: str) -> str:
     """The text with lone surrogates replaced: what UTF-8 cannot hold, a log cannot hold."""
     return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def check_output(output: Any) -> None:
+    """Refuse what a tool returned when no later request could be made with it, or it is beyond all measure.
+
+    Raises:
+        ToolError: ``tool.bad_result``.
+        LogError: ``log.not_json`` for facts that a log cannot hold.
+    """
+    if not isinstance(output, ToolOutput):
+        raise _bad_output(f"a {type(output).__name__} instead of a ToolOutput")
+    content: Any = output.content
+    size = len(content) if isinstance(content, str) else 0
+    if not isinstance(content, str):
+        if not isinstance(content, list | tuple):
+            raise _bad_output(f"content of type {type(content).__name__}")
+        for block in cast("list[object]", content):
+            size += _block_size(block)
+    if size > MAX_RESULT_CHARS:
+        raise _bad_output(f"{size} characters, a result may have {MAX_RESULT_CHARS}")
+    if output.meta is not None and (size := len(encode(freeze(output.meta)))) > MAX_META_BYTES:
+        raise _bad_output(f"meta of {size} bytes, it may have {MAX_META_BYTES}")
+    if not isinstance(output.error_code, str | None) or not isinstance(output.exit_code, int | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _bad_output("an error code or exit code of another type")
+
+
+def _block_size(block: object) -> int:
+    if not isinstance(block, dict):
+        raise _bad_output(f"a content block of type {type(block).__name__}")
+    body = cast("dict[str, Any]", block)
+    if body.get("type") == "image":
+        return len(encode(freeze(body)))
+    if body.get("type") != "text":
+        raise _bad_output(f"a content block of the kind {body.get('type')!r}")
+    if not isinstance(body.get("text"), str):
+        raise _bad_output("a text block without a text")
+    return len(body["text"])
+
+
+def _bad_output(what: str) -> ToolError:
+    return ToolError(what, code="tool.bad_result", hint="return a short text: write what is large into a file")
 
 
 def value_output(value: Any, *, tool: str) -> ToolOutput:

@@ -108,6 +108,45 @@ async def test_an_agent_that_breaks_tells_all_who_wait(
     await bench.agent.close()
 
 
+class Returner(Raiser):
+    """A tool that is no function of ours: it returns whatever it is told to."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__("nowhere", ValueError())
+        self._output = output
+
+    async def run(self, arguments: dict[str, object], context: ToolContext) -> ToolOutput:
+        return self._output
+
+
+OUTPUTS: list[Any] = [
+    None,
+    "text",
+    ToolOutput([{}]),
+    ToolOutput([5]),  # type: ignore[list-item]
+    ToolOutput([{"type": "text"}]),
+    ToolOutput([{"type": "text", "text": 5}]),
+    ToolOutput([{"type": "tool-call", "id": "x"}]),
+    ToolOutput([{"type": "image", "data": b"x"}]),
+    ToolOutput(None),  # type: ignore[arg-type]
+    ToolOutput("x", meta={"big": "x" * (20 << 20)}),
+    ToolOutput("x" * (20 << 20)),
+    ToolOutput([{"type": "text", "text": "x" * (5 << 20)}] * 4),
+    ToolOutput("x", error_code=5, is_error=True),  # type: ignore[arg-type]
+    ToolOutput("x", exit_code="1"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=range(len(OUTPUTS)))
+async def test_whatever_a_tool_returns_the_agent_goes_on(output: Any) -> None:
+    bench = AgentBench([Step.call("Raiser"), "went on", "and on"], tools=(Returner(output),))
+    bench.submit("go", "again")
+    assert (await bench.result("p0", within_s=5)).result.text == "went on"
+    assert (await bench.result("p1", within_s=5)).result.text == "and on"
+    (result,) = bench.of("tool/result")
+    assert result["error"]["code"] == "tool.bad_result"
+
+
 async def test_ten_thousand_waiting_prompts_are_cancelled_at_once() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
