@@ -370,7 +370,7 @@ def _invalid(
     return ConfigError(
         message,
         code="config.invalid",
-        hint=hint,
+        hint=hint or "docs/configuration.md has every setting with its type and default",
         details={name: value for name, value in details.items() if value is not None},
     )
 

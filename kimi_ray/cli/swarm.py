@@ -140,7 +140,7 @@ def swarm(
 
     if in_process:
         runtime_config(home, address, in_process=True)  # refuses another address beside it
-    said = SwarmArguments(
+    said = SwarmArguments.of(
         prompt=text_or_file(prompt),
         items=_items_path(items),
         id_column=id_column,

@@ -62,6 +62,18 @@ class SwarmArguments(Settings):
     address: str | None = None
     namespace: str | None = None
 
+    @classmethod
+    def of(cls, **said: Any) -> SwarmArguments:
+        """The flags as they were given.
+
+        Raises:
+            ConfigError: ``request.out_of_range`` naming the flag (a NaN, say).
+        """
+        try:
+            return cls(**said)
+        except ValidationError as error:
+            raise _out_of_range(error, {}) from None
+
     def over(self, base: SwarmArguments) -> SwarmArguments:
         """These arguments on top of an earlier command's: what is said now wins."""
         return base.model_copy(update={name: value for name, value in self.__dict__.items() if value is not None})
