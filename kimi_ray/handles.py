@@ -19,7 +19,7 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import Activity, last_prompt
 from kimi_ray.session_link import Notes, SessionLink
-from kimi_ray.settings import Limits, OnInterrupt, Sampling
+from kimi_ray.settings import Limits, OnInterrupt, Sampling, check_settings
 from kimi_ray.store.seam import Stream
 
 T = TypeVar("T")
@@ -314,6 +314,7 @@ def _prompt_spec(
     *,
     steer_if_active: bool = False,
 ) -> PromptSpec:
+    check_settings(sampling=(Sampling, sampling), limits=(Limits, limits))
     text = prompt if isinstance(prompt, str) else ""
     content = None if isinstance(prompt, str) else _checked_blocks(prompt)
     if prompt_id is not None and not (isinstance(prompt_id, str) and is_path_safe_id(prompt_id)):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -24,7 +24,7 @@ from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
 from kimi_ray.session_link import Notes, SessionLink, open_session
-from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
+from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Stream
 from kimi_ray.version import __version__
 
@@ -230,6 +230,7 @@ class Workspace:
             StoreError: why the home cannot be written.
         """
         runtime = self._runtime
+        check_settings(sampling=(Sampling, sampling), limits=(Limits, limits), workdir=(Workdir, workdir))
         chosen = new_session_id() if session_id is None else _checked_id(session_id)
         bound, user_tools = bind_profile(profile, system_prompt, tools)
         resolved = runtime.resolve_model(model if model is not None else bound.model)

@@ -10,19 +10,22 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
-from kimi_ray.errors import KimiRayError, ToolError
+from kimi_ray.errors import ConfigError, KimiRayError, ToolError
 from kimi_ray.events import SessionEvent
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.runs.execute import RunSink, open_run
+from kimi_ray.runs.execute import RunSink, open_run, reopen_run
+from kimi_ray.runs.manifest import seed_of
 from kimi_ray.runs.plan import OnInterrupted, RunPlan, plan_run
 from kimi_ray.runs.prompts import Prompt
 from kimi_ray.runs.report import SwarmReport
 from kimi_ray.runs.rollouts import SwarmSettings
+from kimi_ray.runs.run_directory import read_manifest
 from kimi_ray.runs.schedule import DEFAULT_RETRY_ON
+from kimi_ray.runs.seeds import RunSeed
 from kimi_ray.session_link import SessionLink
-from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir
+from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.function import as_tool
@@ -59,6 +62,8 @@ class SwarmOptions(TypedDict, total=False):
     metadata: dict[str, Any] | None
     run_id: str | None
     out: str | os.PathLike[str] | None
+    resume: bool
+    retry: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +260,8 @@ class Session:
         metadata: dict[str, Any] | None = None,
         run_id: str | None = None,
         out: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        retry: Sequence[str] = (),
     ) -> SwarmHandle:
         """Run one prompt over many items, each by an agent of its own. A failing one is data in its row.
 
@@ -282,12 +289,22 @@ class Session:
             metadata: Of all rows.
             run_id: The run's id; None makes one.
             out: A directory for ``run.json``, ``results.jsonl`` and ``attempts.jsonl``, written as rows come.
+            resume: Go on with the run in ``out``, called with the arguments of its start: what is finished is kept,
+                what is missing runs, and the report has every key. Its id and seed are taken from ``run.json``.
+            retry: With ``resume``: error classes that are run again beyond those that always are.
 
         Raises:
-            RunError: ``items.*``, ``swarm.*``, ``run.exists`` and other ``run.*`` of the directory.
+            RunError: ``items.*``, ``swarm.*``, ``run.exists`` and other ``run.*`` of the directory; ``run.mismatch``
+                when the prompt or the items of a resumed run are others.
             ConfigError: ``profile.unknown``, ``model.not_configured``.
             ToolError: ``tool.unknown``, ``tool.bad_signature``.
         """
+        check_settings(
+            sampling=(Sampling, sampling),
+            limits=(Limits, limits),
+            total_limits=(Limits, total_limits),
+            workdir=(Workdir, workdir),
+        )
         bound, user_tools = bind_profile(profile, system_prompt, tools)
         resolved = self._model_for(model, bound)
         settings = SwarmSettings.of(
@@ -302,13 +319,22 @@ class Session:
             tags=tags or {},
             metadata=metadata or {},
         )
+        if resume and out is None:
+            raise ConfigError(
+                "resume says nothing without out", code="request.conflict", hint="give the run's directory as out"
+            )
+        run_seed: int | RunSeed | None = seed
+        if resume and out is not None:
+            manifest = await asyncio.to_thread(read_manifest, out)
+            run_id = str(manifest["run_id"])
+            run_seed = seed_of(manifest) if seed is None else seed
         plan = plan_run(
             prompt,
             items,
             self.with_workdir(settings),
             run_id=run_id,
             repeats=repeats,
-            seed=seed,
+            seed=run_seed,
             max_concurrency=max_concurrency,
             total_limits=total_limits,
             retries=retries,
@@ -320,6 +346,9 @@ class Session:
         )
         if out is None:
             return await self.start_plan(plan, resolved)
+        if resume:
+            plan, sink = await reopen_run(plan, out, retry=retry)
+            return await self.start_plan(plan, resolved, sink=sink)
         arguments = {"profile": bound.said(), "model": resolved.name, "max_concurrency": max_concurrency}
         config = self._services.courier.config.model_dump(mode="json")
         sink = await open_run(plan, out, arguments=arguments, config=config, model=resolved, cwd=self.cwd or ".")

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from kimi_ray.errors import ConfigError
+
 Durability = Literal["disk", "os", "none"]
 Checkpoint = Literal["request", "turn", "none"]
 Isolation = Literal["shared", "dedicated"]
@@ -24,6 +26,25 @@ class Settings(BaseModel):
     def said(self) -> dict[str, Any]:
         """The fields that are not None, as JSON: what is logged and sent."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def check_settings(**given: tuple[type[Settings], object]) -> None:
+    """Refuse an argument that is not an object of its class, before it travels anywhere.
+
+    Args:
+        given: By argument name, the class and what was given; None is always fine.
+
+    Raises:
+        ConfigError: ``request.bad_argument``.
+    """
+    for name, (kind, value) in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(
+                f"{name} must be a {kind.__name__}, not {type(value).__name__}",
+                code="request.bad_argument",
+                hint=f"write {name}={kind.__name__}(...), from kimi_ray import {kind.__name__}",
+                details={"argument": name},
+            )
 
 
 class Sampling(Settings):

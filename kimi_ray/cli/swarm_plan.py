@@ -243,7 +243,7 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
         raise RunError(
             f"{directory} is not of a kimi-ray swarm command",
             code="run.not_resumable",
-            hint="go on with it from Python, as it was begun",
+            hint="go on with it from Python, as it was begun: start_swarm(..., out=..., resume=True)",
             details={"run_dir": str(directory)},
         ) from None
     return said.over(recorded.model_copy(update={"prompt": prompt, **place})), cwd, run_id

@@ -92,7 +92,7 @@ class RunDirectory:
                 raise RunError(
                     f"{directory} already has a run ({', '.join(found)})",
                     code="run.exists",
-                    hint="choose another --out, or go on with --resume",
+                    hint="choose another --out, or go on with --resume (in Python: out=..., resume=True)",
                     details={"run_dir": str(directory)},
                 )
             run.write_manifest(manifest)

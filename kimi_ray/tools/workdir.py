@@ -20,7 +20,7 @@ from kimi_ray.settings import Workdir
 
 _FICLONE = 0x40049409
 _NO_REFLINK = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM})
-_FORMS = "none, shared[:PATH], copy[:PATH], git:REPO@REF, factory:PACKAGE.MODULE:FUNCTION"
+_FORMS = "none, shared[:PATH], copy[:PATH]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.agent.live_agent import LiveAgent
-from kimi_ray.errors import AgentError, KimiRayError, RunError, RuntimeFault, SessionError
+from kimi_ray.errors import AgentError, ConfigError, KimiRayError, RunError, RuntimeFault, SessionError
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
 from kimi_ray.settings import Item
@@ -155,3 +155,56 @@ def test_another_loop_is_told_to_connect_itself(tmp_path: Path) -> None:
         runtime, session = first.run(begin())
         second.run(elsewhere(session))
         first.run(runtime.close())
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "limits": {"limits": {"max_steps": 3}},
+    "sampling": {"sampling": {"temperature": 0}},
+    "workdir": {"workdir": "none"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_dict_in_place_of_a_setting_is_named(tmp_path: Path, name: str) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        with pytest.raises(ConfigError) as refused:
+            await workspace.create_session(model=model, **BARE, **WRONG[name])
+        assert refused.value.code == "request.bad_argument" and name in refused.value.message
+        session = await workspace.create_session(model=model, **BARE)
+        with pytest.raises(ConfigError) as refused:
+            await session.start_swarm("{{item}}", ["a"], **BARE, **WRONG[name])
+        assert refused.value.code == "request.bad_argument"
+        if name != "workdir":
+            with pytest.raises(ConfigError) as refused:
+                session.main.submit("hi", **WRONG[name])
+            assert refused.value.code == "request.bad_argument"
+
+
+async def test_a_run_begun_in_python_goes_on_in_python(tmp_path: Path) -> None:
+    items = [f"i{n}" for n in range(6)]
+    options: dict[str, Any] = {**BARE, "out": tmp_path / "run", "seed": 7, "max_concurrency": 2}
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, **BARE)
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", items, **options)
+        await stage.until_running(2)
+        await handle.cancel()
+        stage.gate.set()
+        first = await handle.result(20)
+        assert first.totals["not_started"] == 4
+        made = len(stage.requests)
+        with pytest.raises(RunError) as refused:
+            await session.start_swarm("{{item}}", items, **options)
+        assert refused.value.code == "run.exists" and "resume=True" in str(refused.value.hint)
+        with pytest.raises(RunError) as refused:
+            await session.start_swarm("{{item}}", items[1:], **options, resume=True)
+        assert refused.value.code == "run.mismatch"
+        report = await (await session.start_swarm("{{item}}", items, **options, resume=True)).result(20)
+        assert report.run_id == first.run_id
+        assert [row.status for row in report.rows] == ["completed"] * 6
+        assert len({row.key for row in report.rows}) == 6
+        assert len(stage.requests) - made <= 6 - first.totals["completed"]
+        with pytest.raises(ConfigError) as conflict:
+            await session.start_swarm("{{item}}", items, **BARE, resume=True)
+        assert conflict.value.code == "request.conflict"
