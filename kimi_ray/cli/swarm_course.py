@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kimi_ray.swarm_handle import SwarmHandle
 
 _LOOK_EVERY_S = 0.5
+_TELL_S = 1.0
+"""What running rollouts have to say how far they came, when everybody leaves: their rows then tell it."""
 _LEAVE_S = 5.0
 _TITLE_COLUMNS = 120
 _SERVED_S = 10.0
@@ -301,7 +303,7 @@ class Watch:
             self._spawn(self._handle.cancel(mode="drain"))
         else:
             self._view.say("leaving")
-            self._spawn(self._handle.cancel(0.0))
+            self._spawn(self._handle.cancel(_TELL_S))
             asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, exits.INTERRUPTED)
 
     def _spawn(self, work: Any) -> None:
