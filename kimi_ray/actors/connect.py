@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
@@ -20,10 +21,9 @@ from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
 if TYPE_CHECKING:
-    pass
+    from kimi_ray.actors.ray_session import RaySession
 
 BOOTSTRAP_BOUND_S = 90.0
-LET_GO_BOUND_S = 60.0
 JOIN_TRIES_BOUND_S = 60.0
 PAUSE_S = 0.25
 
@@ -46,15 +46,15 @@ async def connect(config: RuntimeConfig, *, runtime_env: dict[str, Any] | None =
     loop = asyncio.get_running_loop()
     opening = loop.run_in_executor(None, open_session, config, runtime_env)
 
+    def let_go(opened: asyncio.Future[RaySession]) -> None:
+        # A thread of its own: a program that is leaving has shut the loop's executor down.
+        if not opened.cancelled() and opened.exception() is None:
+            threading.Thread(target=close_session, args=(opened.result(),), name="kimi_ray.let_go").start()
+
     try:
         session = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # Whoever leaves while Ray starts waits for it: a start cannot be stopped half way, only undone.
-        try:
-            opened = await asyncio.wait_for(opening, LET_GO_BOUND_S)
-            await asyncio.to_thread(close_session, opened)
-        except (KimiRayError, TimeoutError):
-            pass  # it did not start, or hangs: nothing of this program's is to be ended
+        opening.add_done_callback(let_go)
         raise
     cluster: RayCluster | None = None
     farewell: Farewell | None = None
