@@ -13,20 +13,23 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dishka import AsyncContainer
+
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
 from kimi_ray.hosts.activation import activate_agent
-from kimi_ray.hosts.live_session import MAIN, HostServices, LiveAgent, LiveSession
+from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.orphans import find_agent
 from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
-from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.swarm_run import SwarmRun, SwarmServices
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
-from kimi_ray.session import Activity, AgentEntry, SessionDocument, loaded_document, new_document
-from kimi_ray.store.seam import Document, SessionGrant, Stream
+from kimi_ray.scopes import assemble
+from kimi_ray.session import Activity, AgentEntry, loaded_document, new_document
+from kimi_ray.store.seam import Document, Stream
 
 _FORCED_S = 10.0
 
@@ -67,20 +70,18 @@ class SessionHost:
         self._name = name
         self._cluster = cluster
         self._config = config
-        within_s = config.store_timeout_s
-        self._services = HostServices(
-            name,
-            cluster,
-            config,
-            RegistryCalls(cluster, within_s),
-            StoreCalls(cluster, config.shards, max(within_s, config.claim_timeout_s + 5.0)),
+        self._app = assemble(
+            [SessionHostServices(), LiveSessionServices()],
+            {RuntimeConfig: config, Cluster: cluster, HostName: HostName(name)},
         )
+        self._scopes: dict[str, AsyncContainer] = {}
         self._sessions: dict[str, LiveSession] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
         self._closing = False
 
     async def start(self) -> None:
-        """Nothing to prepare: sessions come when they are asked for."""
+        """Make the host's own services."""
+        self._services = await self._app.get(HostServices)
 
     async def close(self) -> None:
         """Close every session. Idempotent.
@@ -98,6 +99,10 @@ class SessionHost:
                 failures[session_id] = error
 
         await asyncio.gather(*(close_one(session_id) for session_id in list(self._sessions)))
+        if not failures:
+            for session_id in list(self._scopes):
+                await self._leave(session_id)
+            await self._app.close()
         if failures:
             first = next(iter(failures.values()))
             raise SessionError(
@@ -157,7 +162,7 @@ class SessionHost:
                     metadata=spec.metadata,
                     tags=spec.tags,
                 )
-                live = self._live(spec, grant, value, host, known_empty=True)
+                live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=True))
                 await live.document.flush()
             except BaseException as error:
                 taken = _log_is_anothers(error)
@@ -202,6 +207,7 @@ class SessionHost:
                 return
             await live.close(force=force)
             del self._sessions[session_id]
+            await self._leave(session_id)
 
     async def flush_session(self, session_id: str) -> None:
         """Everything of a session is durable from here on."""
@@ -321,7 +327,7 @@ class SessionHost:
         except BaseException:
             await asyncio.shield(services.store.close_session(spec.session_id, spec.nonce))
             raise
-        live = self._live(spec, grant, value, host, known_empty=False)
+        live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=False))
         await live.reconcile()
         self._sessions[spec.session_id] = live
         return live
@@ -332,18 +338,18 @@ class SessionHost:
             self._cluster, services.registry, spec.main, isolation=spec.isolation, node_id=spec.node_id, at=at
         )
 
-    def _live(
-        self, spec: SessionSpec, grant: SessionGrant, value: dict[str, Any], host: str, *, known_empty: bool
-    ) -> LiveSession:
-        main = LiveAgent(spec.main, host, spec.isolation, spec.node_id)
-        store = self._services.store
+    async def _live(self, claimed: ClaimedSession) -> LiveSession:
+        """The session in a Session container of its own; one that is left over from before is closed."""
+        await self._leave(claimed.spec.session_id)
+        scope = await self._app(context={ClaimedSession: claimed}).__aenter__()
+        self._scopes[claimed.spec.session_id] = scope
+        return await scope.get(LiveSession)
 
-        async def write(value: dict[str, Any], over: int) -> int:
-            return await store.write_document(spec.session_id, value, grant.grant, spec.nonce, over)
-
-        document = SessionDocument(value, grant.revision, write, clock=epoch_ms)
-        document.register([AgentEntry(MAIN, "main", None)])
-        return LiveSession(self._services, spec, document, main, known_empty=known_empty)
+    async def _leave(self, session_id: str) -> None:
+        """Close a session's container."""
+        scope = self._scopes.pop(session_id, None)
+        if scope is not None:
+            await scope.close()
 
     async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
         """Take back what a failed creation did, as far as it can be reached; the failure itself is what is raised."""
