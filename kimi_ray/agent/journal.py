@@ -112,6 +112,10 @@ class Journal:
         self._blobs[digest] = raw
         return {"$blob": digest, "bytes": len(raw)}
 
+    def forget_blobs(self) -> None:
+        """Everything is durable: blobs need not stay in memory, who wants one again reads it."""
+        self._blobs.clear()
+
     async def wire_messages(self) -> list[Message]:
         """What goes over the wire now: every tool call answered, every blob in place.
 

@@ -346,6 +346,8 @@ class LiveAgent:
                 self._on_outcome(prompt_id, told)
             return
         self._undurable.difference_update(prompt_ids)
+        if not self._undurable:
+            self.journal.forget_blobs()
         for prompt_id in prompt_ids:
             outcome = self.outcome(prompt_id)
             if outcome is not None:

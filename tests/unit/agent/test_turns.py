@@ -372,6 +372,25 @@ async def test_large_texts_travel_as_blobs_and_reach_the_model_whole() -> None:
     assert blob.decode() == text
 
 
+async def test_large_texts_leave_memory_and_are_read_again() -> None:
+    text = "x" * 100_000
+    seen: list[int] = []
+
+    def model(request: Any) -> str:
+        seen.append(len(request.messages[0]["content"][0]["text"]))
+        return "ok"
+
+    bench = AgentBench(model)
+    bench.submit(text)
+    await bench.result("p0")
+    assert not bench.journal._blobs  # pyright: ignore[reportPrivateUsage]
+    [message, _answer] = await bench.journal.resolve(bench.log.messages())
+    assert message["content"][0]["text"] == text
+    bench.submit("again")
+    await bench.result("p1")
+    assert seen == [100_000, 100_000]
+
+
 async def test_a_seed_that_is_only_recorded_is_not_sent() -> None:
     seen: list[int | None] = []
 
