@@ -217,7 +217,8 @@ class Workspace:
             system_prompt: In place of the profile's.
             tools: In place of the profile's: names, ``Tool`` objects, typed functions.
             sampling: Of all its turns.
-            limits: Of the main agent, over its whole life.
+            limits: Of the session's tree: main and all agents of its swarms together, over their whole life. The two
+                times are main's alone.
             workdir: Where it works; None is this workspace.
             metadata: The caller's, plain JSON; kept in the session's document.
             tags: The caller's, text to text.

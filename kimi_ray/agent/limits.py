@@ -11,6 +11,7 @@ import time
 from typing import Literal
 
 from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.turn_signal import TurnSignal
 from kimi_ray.errors import AgentError
 from kimi_ray.llm.models import Price, cost_usd
@@ -41,12 +42,17 @@ class LimitMeter:
         self.limits = limits or Limits()
         self._fold = fold
         self.price = price
+        self.elsewhere: AgentTotals | None = None
         self._base_wall_ms = fold.sums.wall_ms
         self._base_working_ms = fold.sums.model_ms + fold.sums.tools_ms
         self._working_s = 0.0
         self._turn_began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._phase_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _scope(self) -> LimitScope:
+        return "agent" if self.elsewhere is None else "session"
 
     @property
     def cost_usd(self) -> float | None:
@@ -59,9 +65,10 @@ class LimitMeter:
         Raises:
             AgentError: ``limit.max_turns``.
         """
-        before = self._fold.sums.turns - 1
+        other = self.elsewhere
+        before = self._fold.sums.turns - 1 + (other.turns if other is not None else 0)
         if self.limits.max_turns is not None and before >= self.limits.max_turns:
-            raise limit_error("max_turns", self.limits.max_turns, before)
+            raise limit_error("max_turns", self.limits.max_turns, before, self._scope)
 
     def check_request(self) -> None:
         """Before a model request.
@@ -69,9 +76,10 @@ class LimitMeter:
         Raises:
             AgentError: ``limit.*``.
         """
-        limits, sums = self.limits, self._fold.sums
-        if limits.max_steps is not None and sums.steps >= limits.max_steps:
-            raise limit_error("max_steps", limits.max_steps, sums.steps)
+        limits, other = self.limits, self.elsewhere
+        steps = self._fold.sums.steps + (other.steps if other is not None else 0)
+        if limits.max_steps is not None and steps >= limits.max_steps:
+            raise limit_error("max_steps", limits.max_steps, steps, self._scope)
         self.check_tokens()
 
     def check_tokens(self) -> None:
@@ -80,15 +88,19 @@ class LimitMeter:
         Raises:
             AgentError: ``limit.max_output_tokens``, ``limit.max_total_tokens``, ``limit.max_cost_usd``.
         """
-        limits, sums = self.limits, self._fold.sums
-        if limits.max_output_tokens is not None and sums.output >= limits.max_output_tokens:
-            raise limit_error("max_output_tokens", limits.max_output_tokens, sums.output)
+        limits, sums, other = self.limits, self._fold.sums, self.elsewhere
+        output = sums.output + (other.usage.output if other is not None else 0)
+        if limits.max_output_tokens is not None and output >= limits.max_output_tokens:
+            raise limit_error("max_output_tokens", limits.max_output_tokens, output, self._scope)
         total = sums.input + sums.cached + sums.cache_write + sums.output
+        total += other.usage.total if other is not None else 0
         if limits.max_total_tokens is not None and total >= limits.max_total_tokens:
-            raise limit_error("max_total_tokens", limits.max_total_tokens, total)
+            raise limit_error("max_total_tokens", limits.max_total_tokens, total, self._scope)
         cost = self.cost_usd if limits.max_cost_usd is not None else None
-        if limits.max_cost_usd is not None and cost is not None and cost >= limits.max_cost_usd:
-            raise limit_error("max_cost_usd", limits.max_cost_usd, cost)
+        if limits.max_cost_usd is not None and cost is not None:
+            cost += (other.cost_usd or 0.0) if other is not None else 0.0
+            if cost >= limits.max_cost_usd:
+                raise limit_error("max_cost_usd", limits.max_cost_usd, cost, self._scope)
 
     def check_tool_calls(self, wanted: int) -> None:
         """Before ``wanted`` tool calls run.
@@ -96,9 +108,10 @@ class LimitMeter:
         Raises:
             AgentError: ``limit.max_tool_calls``.
         """
-        limit, used = self.limits.max_tool_calls, self._fold.sums.tool_calls
+        limit, other = self.limits.max_tool_calls, self.elsewhere
+        used = self._fold.sums.tool_calls + (other.tool_calls if other is not None else 0)
         if limit is not None and used + wanted > limit:
-            raise limit_error("max_tool_calls", limit, used)
+            raise limit_error("max_tool_calls", limit, used, self._scope)
 
     def start_turn(self, signal: TurnSignal) -> None:
         """Arm ``time_s`` for a turn."""

@@ -38,6 +38,8 @@ class AgentSpec:
     user_tools: tuple[Tool, ...] = ()
     item: Any = None
     denied_paths: tuple[str, ...] = ()
+    elsewhere: AgentTotals | None = None
+    """What the other agents of its session's tree have used so far: counted against ``limits`` too."""
     send_seed: bool = True
     """Whether ``sampling.seed`` goes over the wire or is only recorded."""
     claim: str | None = None

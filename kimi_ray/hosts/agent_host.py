@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dishka import AsyncContainer
 
 from kimi_ray.agent.live_agent import LiveAgent
-from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error
 from kimi_ray.hosts.admission import Admission
@@ -60,6 +60,8 @@ class AgentHost:
         "set_model": "control",
         "steer": "control",
         "progress": "control",
+        "totals": "control",
+        "spent_elsewhere": "control",
         "ping": "control",
         "stats": "control",
         "flush": "store",
@@ -201,6 +203,15 @@ class AgentHost:
             return await agent.journal.resolve(agent.journal.log.messages())
         await agent.journal.flush()
         return await agent.journal.resolve(await self._reader.messages_at(agent.stream, at))
+
+    async def totals(self, stream: Stream) -> AgentTotals:
+        """What an agent has used over its whole life."""
+        agent = self._agent(stream)
+        return agent.journal.fold.totals(agent.meter.cost_usd)
+
+    async def spent_elsewhere(self, stream: Stream, totals: AgentTotals) -> None:
+        """What the other agents of its tree have used by now: counted against its limits from the next check on."""
+        self._agent(stream).meter.elsewhere = totals
 
     async def progress(self, streams: list[Stream]) -> list[AgentProgress]:
         """Where agents stand; those that do not live here are left out."""

@@ -207,7 +207,9 @@ class AgentServices(Provider):
     @provide
     def meter(self, spec: AgentSpec, journal: Journal) -> LimitMeter:
         """The limits."""
-        return LimitMeter(spec.limits, journal.fold, spec.model.settings.price)
+        meter = LimitMeter(spec.limits, journal.fold, spec.model.settings.price)
+        meter.elsewhere = spec.elsewhere
+        return meter
 
     @provide
     def requester(self, spec: AgentSpec, journal: Journal, progress: Progress) -> Requester:

@@ -20,6 +20,7 @@ from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import SwarmSpec
+from kimi_ray.hosts.tree_limits import TreeLimits
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt
@@ -82,6 +83,7 @@ class LiveSession:
         self.agents: dict[str, LiveAgent] = {MAIN: main}
         self.swarms: dict[str, SwarmRun] = {}
         self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main, claim=spec.nonce)
+        self.tree = TreeLimits(main.spec.limits)
         self._services = services
         self._next_number: int | None = 1 if known_empty else None
         self._known_empty = known_empty
@@ -256,6 +258,8 @@ class LiveSession:
 
     async def _relocate(self, agent: LiveAgent) -> None:
         spec = replace(agent.spec, header=None, nonce=new_ulid())
+        if agent is self.agents[MAIN] and self.tree.bound:
+            spec = replace(spec, elsewhere=self.tree.elsewhere())
         agent.host = await self._activate(spec, agent.isolation, agent.node_id)
         agent.spec = spec
 
@@ -295,6 +299,38 @@ class LiveSession:
         known = (value.get("last_prompt"), value.get("last_turn_reason"))
         if (prompt or known[0], reason or known[1]) != known:
             self.document.note(Activity(self.id, max(at, int(value["updated_at"])), prompt, reason))
+
+    async def recount(self) -> None:
+        """After a resume: what the tree has used before, where that matters."""
+        if self.tree.bound:
+            main = self.agents[MAIN]
+            await self.tree.recount(self._services.store, self.id, main.spec.model.settings.price)
+            await self.tell_main()
+
+    async def limits_left(self, total: Limits | None) -> Limits | None:
+        """A swarm's total limits under what the session's tree has left.
+
+        Raises:
+            AgentError: ``limit.*`` when the tree has nothing left.
+        """
+        if not self.tree.bound:
+            return total
+        stream = self.agents[MAIN].spec.stream
+        used = await self._main_peer().call("totals", stream, timeout_s=_FLUSH_S, group="control")
+        return self.tree.left(total, used)
+
+    async def tell_main(self) -> None:
+        """Main's limits count what the other agents have used."""
+        if self.tree.bound:
+            stream = self.agents[MAIN].spec.stream
+            try:
+                await self._main_peer().call(
+                    "spent_elsewhere", stream, self.tree.elsewhere(), timeout_s=_FLUSH_S, group="control"
+                )
+            except KimiRayError as error:
+                # A main that is lost is told when it is brought to life again.
+                if not is_lost(error.code) and error.code != "agent.not_found":
+                    raise
 
     async def after_loss(self, spec: SwarmSpec) -> SwarmSpec:
         """A swarm that may have begun on a host that was lost: nothing of it runs on, and its attempts count.

@@ -23,7 +23,8 @@ from kimi_ray.hosts.orphans import find_agent
 from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
-from kimi_ray.hosts.swarm_run import SwarmRun, SwarmServices
+from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
@@ -254,20 +255,26 @@ class SessionHost:
         if spec.run_id in live.swarms:
             return
         spec = replace(await live.after_loss(spec), claim=live.spec.nonce)
+        spec = replace(spec, total_limits=await live.limits_left(spec.total_limits))
         if spec.run_id in live.swarms:
             return
 
         def registered(entries: list[AgentEntry]) -> None:
             live.register_agents(entries)
 
+        async def flush_log() -> None:
+            await live.tell_main()
+            await live.log.flush()
+
         services = SwarmServices(
             self._cluster,
             self._services.registry,
             live.log.add,
-            live.log.flush,
+            flush_log,
             live.next_numbers,
             registered,
             lambda error: self._fenced(live, error),
+            lambda spent: live.tree.spend(spec.run_id, spent),
         )
         live.swarms[spec.run_id] = SwarmRun(spec, services)
 
@@ -329,6 +336,7 @@ class SessionHost:
             raise
         live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=False))
         await live.reconcile()
+        await live.recount()
         self._sessions[spec.session_id] = live
         return live
 

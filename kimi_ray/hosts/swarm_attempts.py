@@ -8,7 +8,7 @@ from typing import Any
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
-from kimi_ray.hosts.specs import AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
+from kimi_ray.hosts.specs import AgentProgress, AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
 from kimi_ray.hosts.swarm_words import Rollout, SwarmSpec
 from kimi_ray.ids import new_message_id, new_ulid
 from kimi_ray.log import epoch_ms
@@ -184,4 +184,15 @@ def spent_of(totals: AgentTotals) -> Spent:
         total_tokens=totals.usage.total,
         cost_usd=totals.cost_usd or 0.0,
         working_s=(totals.model_ms + totals.tools_ms) / 1000,
+    )
+
+
+def spent_so_far(progress: AgentProgress) -> Spent:
+    """What a running attempt has used: a step counts when it begins; its tool calls are told at its end."""
+    return Spent(
+        turns=0 if progress.turn is None else progress.turn + 1,
+        steps=0 if progress.step is None else progress.step + 1,
+        output_tokens=progress.output_tokens,
+        total_tokens=progress.total_tokens,
+        cost_usd=progress.cost_usd,
     )

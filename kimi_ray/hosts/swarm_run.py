@@ -9,17 +9,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from kimi_ray.errors import AgentError, KimiRayError, RunError, error_from_data
-from kimi_ray.hosts.ports import Cluster, is_lost
+from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import Ack, LogEntry, Outcome, PlaceAgent
-from kimi_ray.hosts.steady_calls import RegistryCalls
-from kimi_ray.hosts.swarm_attempts import Attempt, Ending, attempt_row, ending_of, failed, run_request, spent_of
+from kimi_ray.hosts.swarm_attempts import (
+    Attempt,
+    Ending,
+    attempt_row,
+    ending_of,
+    failed,
+    run_request,
+    spent_of,
+    spent_so_far,
+)
 from kimi_ray.hosts.swarm_events import batches_of, ended_event, header_of, limits_left, spawned_event
 from kimi_ray.hosts.swarm_rows import RowBuffer
+from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_watch import SwarmWatch
 from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.waiting import OutcomeWaiter, PromptKey
@@ -41,27 +50,6 @@ _BALANCE_S = 0.25
 _RESENDS = 5
 _CANCELS_AT_ONCE = 64
 _POSITIONS_IN_END = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SwarmServices:
-    """What the session lends its swarm.
-
-    Attributes:
-        record: Write events into main's log, soon and in order.
-        flush_log: The same, durable when it returns.
-        numbers: So many agent numbers that nobody else gets.
-        registered: Agents exist.
-        fenced: The session turned out to live on another host.
-    """
-
-    cluster: Cluster
-    registry: RegistryCalls
-    record: Callable[[list[LogEntry]], None]
-    flush_log: Callable[[], Awaitable[Any]]
-    numbers: Callable[[int], Awaitable[Sequence[int]]]
-    registered: Callable[[list[AgentEntry]], None]
-    fenced: Callable[[KimiRayError], None]
 
 
 class SwarmRun:
@@ -222,7 +210,14 @@ class SwarmRun:
                 await self._count_running()
             self._enforce(self._schedule.check_limits())
 
+    def _check_tree(self) -> None:
+        hit = self._services.spent(self._schedule.progress().spent)
+        if hit is not None:
+            self._schedule.stop(hit.stop)
+            self._enforce(hit)
+
     def _start_ready(self) -> None:
+        self._check_tree()
         ready: list[tuple[Start, Rollout]] = []
         while not self._rows.full and (start := self._schedule.next_start()) is not None:
             rollout = self._data.get(start.key)
@@ -523,14 +518,7 @@ class SwarmRun:
         for progress in (await self._watch.refresh(list(self._attempts.values()), _TICK_S / 2)).values():
             attempt = self._attempts.get(progress.stream.agent_id)
             if attempt is not None:
-                used = Spent(
-                    turns=0 if progress.turn is None else progress.turn + 1,
-                    steps=0 if progress.step is None else progress.step + 1,
-                    output_tokens=progress.output_tokens,
-                    total_tokens=progress.total_tokens,
-                    cost_usd=progress.cost_usd,
-                )
-                self._enforce(self._schedule.spent(attempt.rollout.key, used))
+                self._enforce(self._schedule.spent(attempt.rollout.key, spent_so_far(progress)))
 
     def _enforce(self, hit: LimitHit | None) -> None:
         """A total limit is reached: the running attempts end with it."""

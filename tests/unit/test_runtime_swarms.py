@@ -488,3 +488,43 @@ async def test_a_resumed_session_keeps_its_directory(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         again = await runtime.workspace(tmp_path / "other").resume("s")
         assert again.cwd == str(tmp_path / "work")
+
+
+async def test_limits_of_a_session_bound_its_tree(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        session = await workspace.create_session(model=model, profile="bare", limits=Limits(max_steps=7))
+        assert (await (await session.main.submit("one")).result(10)).state == "completed"
+        report = await session.swarm("{{item}}", [f"a{n}" for n in range(4)], max_concurrency=1, **BARE)
+        assert report.totals["completed"] == 4
+        assert (await (await session.main.submit("two")).result(10)).state == "completed"
+        report = await session.swarm("{{item}}", [f"b{n}" for n in range(4)], max_concurrency=1, **BARE)
+        assert report.totals["completed"] == 1
+        assert {row.stop for row in report.rows if row.status != "completed"} == {"limit:max_steps"}
+        ended = await (await session.main.submit("three")).result(10)
+        assert ended.stop == "limit:max_steps"
+        assert ended.error is not None and ended.error["details"]["scope"] == "session"
+        assert ended.error["details"]["used"] == 7
+        with pytest.raises(KimiRayError) as refused:
+            await session.swarm("{{item}}", ["c"], **BARE)
+        assert refused.value.code == "limit.max_steps" and refused.value.details["scope"] == "session"
+        await session.close()
+
+        again = await workspace.resume(session.id, model=model)
+        ended = await (await again.main.submit("four")).result(10)
+        assert ended.stop == "limit:max_steps"
+        with pytest.raises(KimiRayError) as refused:
+            await again.swarm("{{item}}", ["d"], **BARE)
+        assert refused.value.code == "limit.max_steps" and refused.value.details["used"] == 7
+
+
+async def test_two_swarms_at_once_share_what_their_session_may_use(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        session = await workspace.create_session(model=model, profile="bare", limits=Limits(max_steps=10))
+        reports = await asyncio.gather(
+            *(session.swarm("{{item}}", [f"{k}{n}" for n in range(40)], max_concurrency=2, **BARE) for k in "ab")
+        )
+        steps = sum(row.steps for report in reports for row in report.rows)
+        assert 10 <= steps <= 10 + 4, "the overshoot is at most one request per running agent"
+        assert all(len(report.rows) == 40 for report in reports)

@@ -15,7 +15,8 @@ from kimi_ray.errors import AgentError, KimiRayError, RuntimeFault, StoreError, 
 from kimi_ray.hosts import swarm_rows
 from kimi_ray.hosts.ports import Peer
 from kimi_ray.hosts.specs import Ack, AgentTotals, LogEntry, Outcome, PlaceAgent, PromptResult, RunRequest
-from kimi_ray.hosts.swarm_run import SwarmRun, SwarmServices
+from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import KeyEnd, Rollout, SwarmSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey

@@ -1,0 +1,41 @@
+"""What a session lends its swarms."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.ports import Cluster
+from kimi_ray.hosts.specs import LogEntry
+from kimi_ray.hosts.steady_calls import RegistryCalls
+from kimi_ray.runs.schedule import LimitHit, Spent
+from kimi_ray.session import AgentEntry
+
+
+def _unbounded(_spent: Spent) -> LimitHit | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmServices:
+    """What the session lends its swarm.
+
+    Attributes:
+        record: Write events into main's log, soon and in order.
+        flush_log: The same, durable when it returns.
+        numbers: So many agent numbers that nobody else gets.
+        registered: Agents exist.
+        fenced: The session turned out to live on another host.
+        spent: The swarm has used so much by now; gives the limit of the session's tree that is reached with it.
+    """
+
+    cluster: Cluster
+    registry: RegistryCalls
+    record: Callable[[list[LogEntry]], None]
+    flush_log: Callable[[], Awaitable[Any]]
+    numbers: Callable[[int], Awaitable[Sequence[int]]]
+    registered: Callable[[list[AgentEntry]], None]
+    fenced: Callable[[KimiRayError], None]
+    spent: Callable[[Spent], LimitHit | None] = _unbounded
