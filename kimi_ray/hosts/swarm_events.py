@@ -78,6 +78,7 @@ def limits_left(own: Limits | None, total: Limits | None, spent: Spent, elapsed_
     said = own.said() if own is not None else {}
     for name, amount in used.items():
         bound = getattr(total, name)
-        if bound is not None and bound > amount:
+        # Of tool calls alone none may be left: a bound of 0 lets an agent run that asks for none.
+        if bound is not None and (bound > amount or (bound == amount and name == "max_tool_calls")):
             said[name] = min(bound - amount, said.get(name, bound))
     return Limits.model_validate(said)

@@ -91,7 +91,7 @@ class TreeLimits:
         used = self.children.plus(spent_of(self._main))
         for name in COUNTED:
             value, amount = getattr(self.limits, f"max_{name}"), getattr(used, name)
-            if value is not None and amount >= value:
+            if value is not None and amount > 0 and amount >= value:
                 return LimitHit(f"max_{name}", value, amount)
         return None
 

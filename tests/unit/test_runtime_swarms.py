@@ -528,3 +528,11 @@ async def test_two_swarms_at_once_share_what_their_session_may_use(tmp_path: Pat
         steps = sum(row.steps for report in reports for row in report.rows)
         assert 10 <= steps <= 10 + 4, "the overshoot is at most one request per running agent"
         assert all(len(report.rows) == 40 for report in reports)
+
+
+async def test_a_session_that_may_call_no_tool_still_runs_swarms_and_calls_none(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        session = await workspace.create_session(model=model, profile="bare", limits=Limits(max_tool_calls=0))
+        report = await session.swarm("{{item}}", ["a", "b"], **BARE)
+        assert report.totals["completed"] == 2
