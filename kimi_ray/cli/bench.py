@@ -76,9 +76,7 @@ def swarm(
     """Seconds from the call of a swarm to its last row, on a warm runtime."""
     from kimi_ray.bench.runs import bench_swarm
 
-    _measure(
-        bench_swarm(agents=agents, max_concurrency=max_concurrency, address=address, directory=directory), json
-    )
+    _measure(bench_swarm(agents=agents, max_concurrency=max_concurrency, address=address, directory=directory), json)
 
 
 def _measure(work: Coroutine[Any, Any, BenchReport], as_json: bool) -> None:

@@ -19,12 +19,16 @@ from kimi_ray.store.seam import (
     AppendResult,
     Document,
     ListedLog,
+    LogSnapshot,
     LogView,
     Page,
     SessionGrant,
     StoreIdentity,
     StoreOptions,
     Stream,
+    SurvivingPage,
+    SweepReport,
+    VerifyReport,
     WriterGrant,
 )
 from kimi_ray.store.wire import AppendCall
@@ -52,6 +56,10 @@ class StoreHost:
         "load": "default",
         "fork": "default",
         "verify": "default",
+        "snapshots": "default",
+        "revision": "default",
+        "read_surviving": "default",
+        "sweep_blobs": "default",
         "list_logs": "default",
         "locate": "default",
         "read_raw": "default",
@@ -160,9 +168,25 @@ class StoreHost:
         """See ``Store.fork``."""
         return await self._service.fork(source, cut, header, nonce)
 
-    async def verify(self, stream: Stream) -> dict[str, Any]:
-        """Check a log and report everything that is wrong with it."""
+    async def verify(self, stream: Stream) -> VerifyReport:
+        """See ``Store.verify``."""
         return await self._service.verify(stream)
+
+    async def snapshots(self, session_id: str | None = None) -> list[LogSnapshot]:
+        """See ``Store.snapshots``."""
+        return await self._service.snapshots(session_id)
+
+    async def revision(self, stream: Stream) -> str:
+        """See ``Store.revision``."""
+        return await self._service.revision(stream)
+
+    async def read_surviving(self, stream: Stream, cursor: int = 0, limit: int = 1000) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        return await self._service.read_surviving(stream, cursor, limit)
+
+    async def sweep_blobs(self, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
+        """See ``Store.sweep_blobs``."""
+        return await self._service.sweep_blobs(grace_s, dry_run)
 
     async def list_logs(self, session_id: str | None = None) -> list[ListedLog]:
         """See ``Store.list_logs``."""

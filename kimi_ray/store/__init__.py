@@ -14,15 +14,17 @@ The seam (``seam.py``) says what every backend promises; ``tests/conformance/sto
 What may enter: code that makes events durable or reads them back. It treats an event as bytes.
 """
 
+from kimi_ray.store.backend import open_store_for_writing
 from kimi_ray.store.fs import Fs, RealFs
 from kimi_ray.store.jsonl import JsonlStore
 from kimi_ray.store.open import ReadStore, open_store
-from kimi_ray.store.persistence import PersistenceService, open_store_for_writing
+from kimi_ray.store.persistence import PersistenceService
 from kimi_ray.store.seam import (
     AppendResult,
     Batch,
     Document,
     ListedLog,
+    LogSnapshot,
     LogView,
     Page,
     SessionGrant,
@@ -30,9 +32,11 @@ from kimi_ray.store.seam import (
     StoreIdentity,
     StoreOptions,
     Stream,
+    SurvivingPage,
+    SweepReport,
+    VerifyReport,
     WriterGrant,
 )
-from kimi_ray.store.verify import VerifyReport
 from kimi_ray.store.wire import AppendCall, pack_call, unpack_call
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "Fs",
     "JsonlStore",
     "ListedLog",
+    "LogSnapshot",
     "LogView",
     "Page",
     "PersistenceService",
@@ -53,6 +58,8 @@ __all__ = [
     "StoreIdentity",
     "StoreOptions",
     "Stream",
+    "SurvivingPage",
+    "SweepReport",
     "VerifyReport",
     "WriterGrant",
     "open_store",

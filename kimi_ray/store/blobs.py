@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import os
 import re
+from dataclasses import dataclass
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, exists, io_errors, read_file, replace_file
+from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, replace_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.owners import io_errors_but_missing
 
@@ -20,6 +21,16 @@ _DIGEST = re.compile(r"\Asha256:[0-9a-f]{64}\Z")
 def digest_of(content: bytes) -> str:
     """``sha256:<hex>`` of the content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+@dataclass(slots=True)
+class Swept:
+    """Counts of one sweep."""
+
+    kept: int = 0
+    young: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
 
 
 class Blobs:
@@ -91,6 +102,33 @@ class Blobs:
                 details={"file": path, "offset": 0, "seq": -1},
             )
         return content
+
+    def sweep(self, named: set[str], before: float, dry_run: bool) -> Swept:
+        """Delete blobs that are not in ``named`` and were last touched before ``before`` (epoch seconds)."""
+        swept = Swept()
+        with io_errors(self._layout.blobs):
+            for prefix in names_in(self._fs, self._layout.blobs):
+                directory = f"{self._layout.blobs}/{prefix}"
+                for name in names_in(self._fs, directory):
+                    self._sweep_one(f"{directory}/{name}", f"sha256:{name}", named, before, dry_run, swept)
+        return swept
+
+    def _sweep_one(self, path: str, digest: str, named: set[str], before: float, dry_run: bool, swept: Swept) -> None:
+        if digest in named:
+            swept.kept += 1
+            return
+        try:
+            found = self._fs.stat(path)
+        except FileNotFoundError:
+            return
+        if found.st_mtime >= before:
+            swept.young += 1
+            return
+        if not dry_run:
+            self._known.discard(digest)
+            self._fs.unlink(path)
+        swept.deleted += 1
+        swept.deleted_bytes += found.st_size
 
     def _sync_found(self, digest: str, path: str) -> None:
         if self._durable:

@@ -16,12 +16,14 @@ from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.fs import Fs, RealFs, exists, io_error, io_errors, read_file, write_file
 from kimi_ray.store.layout import not_found
+from kimi_ray.store.reader import unavailable
 from kimi_ray.store.seam import StoreIdentity, StoreOptions
 
 FORMAT = 1
 IDENTITY_NAME = "store.json"
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "9p", "ceph", "glusterfs", "beegfs", "gpfs", "afs")
 _PROBE_TIMEOUT_S = 30
+_KNOWN = (("jsonl", "none"),)
 
 
 def check_backend(options: StoreOptions) -> None:
@@ -30,13 +32,8 @@ def check_backend(options: StoreOptions) -> None:
     Raises:
         StoreError: ``store.backend_unavailable``.
     """
-    if options.backend != "jsonl" or options.compression != "none":
-        raise StoreError(
-            f"the backend {options.backend!r} with compression {options.compression!r} is not available",
-            code="store.backend_unavailable",
-            hint="use backend='jsonl' with compression='none'",
-            details={"backend": options.backend, "compression": options.compression},
-        )
+    if (options.backend, options.compression) not in _KNOWN:
+        raise unavailable(options.backend, options.compression)
 
 
 def read_identity(fs: Fs, home: str) -> StoreIdentity | None:

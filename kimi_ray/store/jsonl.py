@@ -36,17 +36,22 @@ from kimi_ray.store.seam import (
     Batch,
     Document,
     ListedLog,
+    LogSnapshot,
     LogView,
     Page,
     SessionGrant,
     StoreIdentity,
     StoreOptions,
     Stream,
+    SurvivingPage,
+    SweepReport,
+    VerifyReport,
     WriterGrant,
 )
 from kimi_ray.store.stream_log import LogTools, StreamLog
 from kimi_ray.store.stream_table import StreamTable
 from kimi_ray.store.survey import closer_rows
+from kimi_ray.store.sweep import sweep_blobs
 
 R = TypeVar("R")
 _IO_THREADS = 16
@@ -298,14 +303,7 @@ class JsonlStore:
             return LogView(view.header, view.next_seq, epoch, view.closers, view.cut, view.torn_bytes)
 
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
-        """A new log with the first ``cut`` events of ``source``, granted to ``nonce``; idempotent by nonce.
-
-        Whole batches are copied without decoding. A live source is read as far as it is written: flush it first.
-
-        Raises:
-            StoreError: ``store.gap`` {expected} when the source is shorter, ``store.exists``, ``store.not_found``,
-                ``store.corrupt``, ``session.in_use``.
-        """
+        """See ``Store.fork``; whole batches are copied without decoding."""
         self._check_open()
         target, workspace = _target_of(header)
         read = self._reader.opener(source, self._streams.get(source))
@@ -352,9 +350,25 @@ class JsonlStore:
         """See ``Store.read_raw``."""
         return await self._run(self._reader.read_raw, stream)
 
-    async def verify(self, stream: Stream) -> dict[str, Any]:
-        """Check every row of a log; see ``verify.verify_log``."""
-        return (await self._run(self._reader.verify, stream, self._streams.get(stream))).to_data()
+    async def verify(self, stream: Stream) -> VerifyReport:
+        """See ``Store.verify``."""
+        return await self._run(self._reader.verify, stream, self._streams.get(stream))
+
+    async def snapshots(self, *, session_id: str | None = None) -> list[LogSnapshot]:
+        """See ``Store.snapshots``."""
+        return await self._run(self._reader.snapshots, session_id)
+
+    async def revision(self, stream: Stream) -> str:
+        """See ``Store.revision``."""
+        return await self._run(self._reader.revision, stream)
+
+    async def read_surviving(self, stream: Stream, cursor: int = 0, limit: int = 1000) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        return await self._run(self._reader.read_surviving, stream, cursor, limit)
+
+    async def sweep_blobs(self, *, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
+        """See ``Store.sweep_blobs``."""
+        return await sweep_blobs(self, self._blobs, self._run, grace_s=grace_s, dry_run=dry_run)
 
     async def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.store.blobs import Blobs
+from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.fs import Fs, io_errors, names_in
 from kimi_ray.store.layout import LOG_NAME, Layout, not_found
@@ -13,10 +14,21 @@ from kimi_ray.store.log_files import LogSource, open_log
 from kimi_ray.store.log_read import read_header_line, read_page
 from kimi_ray.store.log_scan import parse_header
 from kimi_ray.store.recovery import check_not_removed
-from kimi_ray.store.seam import Document, ListedLog, Page, Stream
+from kimi_ray.store.seam import (
+    Document,
+    ListedLog,
+    LogSnapshot,
+    LogView,
+    Page,
+    StoreIdentity,
+    Stream,
+    SurvivingPage,
+    VerifyReport,
+)
 from kimi_ray.store.stream_log import StreamLog
 from kimi_ray.store.survey import Survey, survey
-from kimi_ray.store.verify import VerifyReport, verify_log
+from kimi_ray.store.surviving import surviving_page
+from kimi_ray.store.verify import verify_log
 
 
 def boot_id() -> str:
@@ -51,7 +63,11 @@ class JsonlReader:
         with io_errors(directory):
             return survey(self._fs, directory, stream, self._boot, size=_written(log)[0])
 
-    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, log: StreamLog | None) -> Page:
+    def inspect(self, stream: Stream) -> LogView:
+        """See ``Store.inspect``."""
+        return self.survey(stream, None).view()
+
+    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, log: StreamLog | None = None) -> Page:
         """See ``Store.read_from``."""
         directory = self._directory(stream)
         size, next_seq, epoch = _written(log)
@@ -77,7 +93,7 @@ class JsonlReader:
 
         return opened
 
-    def verify(self, stream: Stream, log: StreamLog | None) -> VerifyReport:
+    def verify(self, stream: Stream, log: StreamLog | None = None) -> VerifyReport:
         """See ``verify.verify_log``."""
         directory = self._directory(stream)
         with io_errors(directory):
@@ -115,6 +131,43 @@ class JsonlReader:
         except KimiRayError as error:
             return ListedLog(stream, None, path, error.to_data())
 
+    def snapshots(self, session_id: str | None) -> list[LogSnapshot]:
+        """See ``Store.snapshots``."""
+        found: list[LogSnapshot] = []
+        for row in self.list_logs(session_id):
+            try:
+                revision = self.revision(row.stream)
+            except KimiRayError as error:
+                if error.code not in ("store.not_found", "store.deleted"):
+                    found.append(LogSnapshot(row.stream, "", row.header, row.error or error.to_data()))
+                continue
+            found.append(LogSnapshot(row.stream, revision, row.header, row.error))
+        return found
+
+    def revision(self, stream: Stream) -> str:
+        """See ``Store.revision``: which file, and which state of it."""
+        path = f"{self._directory(stream)}/{LOG_NAME}"
+        with io_errors(path):
+            try:
+                found = self._fs.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_found(stream) from None
+        return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+
+    def read_surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        directory = self._directory(stream)
+        with io_errors(directory):
+            try:
+                source = open_log(self._fs, directory)
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_found(stream) from None
+            with source:
+                return surviving_page(source, cursor, limit)
+
+    def close(self) -> None:
+        """Nothing is held open between calls."""
+
     def locate(self, stream: Stream) -> str | None:
         """See ``Store.locate``."""
         directory = self._layout.agent_dir(stream)
@@ -151,3 +204,11 @@ def _written(log: StreamLog | None) -> tuple[int | None, int | None, int]:
         return None, None, 0
     with log.lock:
         return log.size, log.next_seq, log.epoch
+
+
+def jsonl_reader(fs: Fs, home: str, identity: StoreIdentity) -> JsonlReader:
+    """The reader of a JSONL home that this process does not write."""
+    layout = Layout(fs, home)
+    directories = Directories(fs, home, durable=False)
+    documents = Documents(fs, layout, directories, durable=False)
+    return JsonlReader(fs, layout, documents, Blobs(fs, layout, directories, durable=False), boot_id())

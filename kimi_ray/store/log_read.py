@@ -130,6 +130,12 @@ def _bisect(source: LogSource, seq: int, first: int, last: Found) -> int:
     return low
 
 
+def find_batch(source: LogSource, start: int) -> Found | None:
+    """The first batch row at or after ``start`` that verifies by itself."""
+    at_start = _try(source, start) if start < source.size else None
+    return at_start or _first_batch(source, start, source.size)
+
+
 def _first_batch(source: LogSource, start: int, end: int) -> Found | None:
     base = start
     while base < end:

@@ -7,16 +7,22 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kimi_ray.store.blobs import Blobs
-from kimi_ray.store.directories import Directories
-from kimi_ray.store.documents import Documents
+from kimi_ray.store.backend import open_store_for_writing
 from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import check_backend, require_identity
-from kimi_ray.store.jsonl import JsonlStore
-from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
-from kimi_ray.store.layout import Layout
-from kimi_ray.store.seam import Document, ListedLog, LogView, Page, StoreIdentity, StoreOptions, Stream
-from kimi_ray.store.verify import VerifyReport
+from kimi_ray.store.reader import open_reader
+from kimi_ray.store.seam import (
+    Document,
+    ListedLog,
+    LogSnapshot,
+    LogView,
+    Page,
+    StoreIdentity,
+    StoreOptions,
+    Stream,
+    SurvivingPage,
+    VerifyReport,
+)
 
 R = TypeVar("R")
 
@@ -28,10 +34,7 @@ class ReadStore:
         self, home: str, identity: StoreIdentity, *, fs: Fs, network_home: bool, claim_timeout_s: float
     ) -> None:
         """Use ``open_store``."""
-        layout = Layout(fs, home)
-        directories = Directories(fs, home, durable=False)
-        documents = Documents(fs, layout, directories, durable=False)
-        self._reader = JsonlReader(fs, layout, documents, Blobs(fs, layout, directories, durable=False), boot_id())
+        self._reader = open_reader(fs, home, identity)
         self._fs = fs
         self._home = home
         self._options = StoreOptions(
@@ -58,7 +61,7 @@ class ReadStore:
         Raises:
             StoreError: ``session.in_use``, ``log.turn_open``, ``store.not_found``, ``store.corrupt``.
         """
-        store = await JsonlStore.open(self._home, self._options, fs=self._fs)
+        store = await open_store_for_writing(self._home, self._options, fs=self._fs)
         try:
             return await store.load(stream, is_live=is_live)
         finally:
@@ -66,11 +69,11 @@ class ReadStore:
 
     async def inspect(self, stream: Stream) -> LogView:
         """See ``Store.inspect``."""
-        return await self._run(lambda: self._reader.survey(stream, None).view())
+        return await self._run(self._reader.inspect, stream)
 
     async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
         """See ``Store.read_from``."""
-        return await self._run(self._reader.read_from, stream, seq, limit, max_bytes, None)
+        return await self._run(self._reader.read_from, stream, seq, limit, max_bytes)
 
     async def locate(self, stream: Stream) -> str | None:
         """See ``Store.locate``."""
@@ -92,9 +95,21 @@ class ReadStore:
         """See ``Store.read_blob``."""
         return await self._run(self._reader.read_blob, digest)
 
+    async def snapshots(self, session_id: str | None = None) -> list[LogSnapshot]:
+        """See ``Store.snapshots``."""
+        return await self._run(self._reader.snapshots, session_id)
+
+    async def revision(self, stream: Stream) -> str:
+        """See ``Store.revision``."""
+        return await self._run(self._reader.revision, stream)
+
+    async def read_surviving(self, stream: Stream, cursor: int = 0, limit: int = 1000) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        return await self._run(self._reader.read_surviving, stream, cursor, limit)
+
     async def verify(self, stream: Stream) -> VerifyReport:
         """Check every row of a log, and report."""
-        return await self._run(self._reader.verify, stream, None)
+        return await self._run(self._reader.verify, stream)
 
 
 def open_store(

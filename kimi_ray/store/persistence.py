@@ -10,19 +10,24 @@ import time
 from typing import Any
 
 from kimi_ray.errors import StoreError
+from kimi_ray.store.backend import open_store_for_writing
 from kimi_ray.store.fs import Fs
-from kimi_ray.store.jsonl import JsonlStore
 from kimi_ray.store.seam import (
     AppendResult,
     Batch,
     Document,
     ListedLog,
+    LogSnapshot,
     LogView,
     Page,
     SessionGrant,
+    Store,
     StoreIdentity,
     StoreOptions,
     Stream,
+    SurvivingPage,
+    SweepReport,
+    VerifyReport,
     WriterGrant,
 )
 from kimi_ray.store.wire import AppendCall, unpack_call
@@ -58,12 +63,12 @@ class PersistenceService:
         self._fs = fs
         self._queue_bytes = queue_bytes
         self._open_timeout = open_timeout_s
-        self._store: JsonlStore | None = None
+        self._store: Store | None = None
         self._opening: asyncio.Lock | None = None
         self._queued = 0
         self._closed = False
 
-    async def store(self) -> JsonlStore:
+    async def store(self) -> Store:
         """The open store.
 
         Raises:
@@ -80,7 +85,7 @@ class PersistenceService:
                 self._store = await self._open()
             return self._store
 
-    async def _open(self) -> JsonlStore:
+    async def _open(self) -> Store:
         deadline = time.monotonic() + self._open_timeout
         while True:
             try:
@@ -150,7 +155,7 @@ class PersistenceService:
         await (await self.store()).close_writer(stream, epoch, nonce)
 
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
-        """See ``JsonlStore.fork``."""
+        """See ``Store.fork``."""
         return await (await self.store()).fork(source, cut, header, nonce)
 
     async def load(self, stream: Stream, is_live: bool | None = None) -> LogView:
@@ -177,9 +182,25 @@ class PersistenceService:
         """See ``Store.read_raw``."""
         return await (await self.store()).read_raw(stream)
 
-    async def verify(self, stream: Stream) -> dict[str, Any]:
-        """See ``JsonlStore.verify``."""
+    async def verify(self, stream: Stream) -> VerifyReport:
+        """See ``Store.verify``."""
         return await (await self.store()).verify(stream)
+
+    async def snapshots(self, session_id: str | None = None) -> list[LogSnapshot]:
+        """See ``Store.snapshots``."""
+        return await (await self.store()).snapshots(session_id=session_id)
+
+    async def revision(self, stream: Stream) -> str:
+        """See ``Store.revision``."""
+        return await (await self.store()).revision(stream)
+
+    async def read_surviving(self, stream: Stream, cursor: int = 0, limit: int = 1000) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        return await (await self.store()).read_surviving(stream, cursor, limit)
+
+    async def sweep_blobs(self, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
+        """See ``Store.sweep_blobs``."""
+        return await (await self.store()).sweep_blobs(grace_s=grace_s, dry_run=dry_run)
 
     async def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""
@@ -224,16 +245,3 @@ class PersistenceService:
                 store, self._store = self._store, None
             if store is not None:
                 await store.close()
-
-
-async def open_store_for_writing(home: str, options: StoreOptions, *, fs: Fs | None = None) -> JsonlStore:
-    """The store of ``home`` with the backend that ``options`` names.
-
-    Raises:
-        StoreError: ``store.backend_unavailable``, and as ``identity.open_identity``.
-    """
-    if fs is None and options.extra.get("fs"):
-        from kimi_ray.store.faults import fs_from_spec
-
-        fs = fs_from_spec(str(options.extra["fs"]))
-    return await JsonlStore.open(home, options, fs=fs)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from kimi_ray.settings import Durability
+from pydantic import Field
+
+from kimi_ray.settings import Durability, Settings
 
 
 class Stream(NamedTuple):
@@ -115,6 +117,20 @@ class ListedLog:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSnapshot:
+    """A row of ``snapshots()``: a log with its ``revision``, or the error that this one log gives.
+
+    ``revision`` is opaque and compared for equality only. It changes with every append and repair, and two stores never
+    share one.
+    """
+
+    stream: Stream
+    revision: str
+    header: dict[str, Any] | None
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A session document (``state.json``) and its revision. ``value`` is JSON."""
 
@@ -148,6 +164,65 @@ class StoreOptions:
     """How long a claim waits for an owner that is dying (a detached actor outlives its driver by 1 to 4 s)."""
     expected_home_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class VerifyReport(Settings):
+    """What ``verify`` found in one log."""
+
+    session_id: str
+    agent_id: str
+    ok: bool
+    events: int = 0
+    batches: int = 0
+    """Batches (plain), frames (Zstandard) or rows (SQLite)."""
+    bytes: int = 0
+    """Bytes that verify."""
+    epoch: int = 0
+    closed: bool = False
+    """Whether the newest grant was given back."""
+    torn_bytes: int = 0
+    """Bytes after them that a crash cut short; the next writer sets them aside."""
+    problems: tuple[dict[str, object], ...] = Field(default=())
+    """Each with ``code``, ``message``, and ``details`` {file, offset or rowid, seq}."""
+
+    def to_data(self) -> dict[str, object]:
+        """The report as plain JSON."""
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivingPage:
+    """Some events of a damaged log: canonical lines without ``\\n``, each with the seq that the store knows it by.
+
+    ``header`` is the log's when it verifies, else None. ``cursor`` asks for the next page; None: this was the last.
+    ``damage`` are the places passed over since the page before, as ``KimiRayError.to_data()``.
+    """
+
+    header: dict[str, Any] | None
+    events: tuple[tuple[int, bytes], ...]
+    cursor: int | None
+    damage: tuple[dict[str, Any], ...] = ()
+
+
+class SweepReport(Settings):
+    """What ``sweep_blobs`` did."""
+
+    logs: int = 0
+    """Logs whose references were marked."""
+    kept: int = 0
+    """Blobs that a log refers to."""
+    young: int = 0
+    """Blobs that nobody refers to, touched within the grace."""
+    deleted: int = 0
+    """Blobs deleted, or with ``dry_run`` those that would be."""
+    deleted_bytes: int = 0
+    dry_run: bool = False
+    problems: tuple[dict[str, object], ...] = Field(default=())
+    """Logs that could not be read whole, as ``KimiRayError.to_data()``."""
+
+    def to_data(self) -> dict[str, object]:
+        """The report as plain JSON."""
+        return self.model_dump(mode="json")
 
 
 class Store(Protocol):
@@ -224,6 +299,59 @@ class Store(Protocol):
 
     async def list_logs(self, *, session_id: str | None = None) -> list[ListedLog]:
         """Headers of all logs (or of one session's). A broken log is reported in its row."""
+        ...
+
+    async def snapshots(self, *, session_id: str | None = None) -> list[LogSnapshot]:
+        """Headers of all logs (or of one session's) with their revisions. A broken log is reported in its row."""
+        ...
+
+    async def revision(self, stream: Stream) -> str:
+        """The revision of one log, cheap: as in its ``LogSnapshot``.
+
+        Raises:
+            StoreError: ``store.not_found``, ``store.deleted``.
+        """
+        ...
+
+    async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
+        """A new log with the first ``cut`` events of ``source`` under ``header``, granted to ``nonce``.
+
+        Idempotent by nonce; visible whole and durable, or not at all. The copy's newest epoch is above every copied
+        one. A live source is read as far as it is written: flush it first.
+
+        Raises:
+            StoreError: ``store.gap`` {expected} when the source is shorter, ``store.exists``, ``store.not_found``,
+                ``store.corrupt``, ``session.in_use``.
+        """
+        ...
+
+    async def verify(self, stream: Stream) -> VerifyReport:
+        """Check everything about a log and report all that is wrong, instead of stopping at the first.
+
+        Raises:
+            StoreError: ``store.not_found``; damage is in the report.
+        """
+        ...
+
+    async def read_surviving(self, stream: Stream, cursor: int = 0, limit: int = 1000) -> SurvivingPage:
+        """Every event that verifies, whatever is broken around it, in pages; what ``salvage`` reads.
+
+        Args:
+            stream: The log, however damaged.
+            cursor: Where to go on: the ``cursor`` of the page before.
+            limit: At most about so many events (a packed row is not split).
+
+        Raises:
+            StoreError: ``store.not_found``.
+        """
+        ...
+
+    async def sweep_blobs(self, *, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
+        """Delete blobs that no log refers to and that nobody touched for ``grace_s`` seconds (mark and sweep).
+
+        A log that cannot be read keeps every blob that its readable bytes name, and is reported; ``dry_run`` deletes
+        nothing.
+        """
         ...
 
     async def locate(self, stream: Stream) -> str | None:

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from kimi_ray.errors import KimiRayError
-from kimi_ray.settings import Settings
 from kimi_ray.store.batch_rows import EPOCH_START, expand_row, parse_epoch_row
 from kimi_ray.store.fs import Fs
 from kimi_ray.store.layout import not_found
 from kimi_ray.store.log_files import open_log
 from kimi_ray.store.log_read import seq_of
 from kimi_ray.store.log_scan import LogScan
-from kimi_ray.store.seam import Stream
-
-
-class VerifyReport(Settings):
-    """What ``verify`` found in one log."""
-
-    session_id: str
-    agent_id: str
-    ok: bool
-    events: int = 0
-    batches: int = 0
-    bytes: int = 0
-    """Bytes that verify."""
-    epoch: int = 0
-    closed: bool = False
-    """Whether the newest grant was given back."""
-    torn_bytes: int = 0
-    """Bytes after them that a crash cut short; the next writer sets them aside."""
-    problems: tuple[dict[str, object], ...] = Field(default=())
-    """Each with ``code``, ``message``, and ``details`` {file, offset, seq}."""
-
-    def to_data(self) -> dict[str, object]:
-        """The report as plain JSON."""
-        return self.model_dump(mode="json")
+from kimi_ray.store.seam import Stream, VerifyReport
 
 
 def verify_log(fs: Fs, directory: str, stream: Stream, boot: str, *, size: int | None = None) -> VerifyReport:

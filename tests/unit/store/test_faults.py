@@ -44,7 +44,7 @@ async def test_a_full_disk_refuses_by_name_and_goes_on_when_there_is_space(tmp_p
     assert result.error["details"]["path"].endswith("wire.jsonl")
     assert await all_lines(store) == wanted(2)
     report = await store.verify(MAIN)  # type: ignore[attr-defined]
-    assert (report["ok"], report["torn_bytes"]) == (True, 0)
+    assert (report.ok, report.torn_bytes) == (True, 0)
     fs.budget = None
     ok(await store.append([notes(2, 60)], sync=True))
     assert await all_lines(store) == wanted(60)
@@ -193,7 +193,7 @@ async def test_a_dead_process_loses_nothing_synced_wherever_it_dies(tmp_path: Pa
         ok(await store.append([notes(grant.next_seq, 9, epoch=grant.epoch, nonce="w9")], sync=True))
         assert await all_lines(store) == wanted(9)
         report = await store.verify(MAIN)
-        assert report["ok"], (calls, report)
+        assert report.ok, (calls, report)
         await store.close()
         assert [
             file.name for file in (home / "sessions").rglob("*") if ".tmp-" in file.name or "redo" in file.name
@@ -308,8 +308,8 @@ async def test_a_corrupt_log_says_where_and_its_other_rows_stay_readable(tmp_pat
         await store.read_from(MAIN, 5)
     assert (await store.read_from(MAIN, 6)).lines == tuple(wanted(12)[6:]), "only the damaged row is lost"
     report = await store.verify(MAIN)
-    assert not report["ok"]
-    assert report["problems"][0]["details"]["offset"] == start
+    assert not report.ok
+    assert report.problems[0]["details"]["offset"] == start
     assert [row.error for row in await store.list_logs()] == [None]
     assert log.read_bytes() == data
     await store.close()

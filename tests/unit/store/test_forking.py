@@ -39,7 +39,7 @@ async def test_a_fork_at_every_cut(tmp_path: Path) -> None:
         more = notes(cut, cut + 2, epoch=grant.epoch, nonce="f", stream=target)
         ok(await store.append([more], sync=True))
         report = await store.verify(target)
-        assert (report["ok"], report["events"]) == (True, cut + 2)
+        assert (report.ok, report.events) == (True, cut + 2)
         assert (await store.inspect(target)).header == header(target)
     assert await all_lines(store) == lines
     await store.close()
@@ -116,7 +116,7 @@ async def test_a_fork_is_whole_or_not_there_after_a_power_cut() -> None:
         assert not done or target in known
         if target in known:
             assert len(await all_lines(after, target)) == 30
-            assert (await after.verify(target))["ok"]
+            assert (await after.verify(target)).ok
         else:
             await after.fork(MAIN, 30, header(target), "f")
         await after.close()

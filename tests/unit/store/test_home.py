@@ -225,7 +225,7 @@ async def test_opens_and_closes_at_the_same_time_end_in_one_order(tmp_path: Path
     epochs = await asyncio.gather(*(visit(f"v{n}") for n in range(12)))
     assert sorted(epochs) == list(range(2, 14)), "rising, one nonce each"
     report = await store.verify(MAIN)
-    assert (report["ok"], report["epoch"], report["closed"]) == (True, 13, True)
+    assert (report.ok, report.epoch, report.closed) == (True, 13, True)
     await store.close()
 
 

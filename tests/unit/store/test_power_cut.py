@@ -103,7 +103,7 @@ async def check(disk: Disk, life: Life, boot: int, where: object) -> None:
     grant = await store.open_writer(MAIN if known else header(), "last")
     await life.append(store, grant.next_seq, grant.next_seq + 5, epoch=grant.epoch, nonce="last")
     report = await store.verify(MAIN)
-    assert report["ok"], (where, report)
+    assert report.ok, (where, report)
     assert leftovers(disk) == [], where
     await store.close()
 
