@@ -177,13 +177,22 @@ class Committer:
                     per_log.setdefault(log, []).append((job, index))
                 else:
                     self._answer((job, index), _failed(job.batches[index], log))
+        # All writes come before the first sync: a journal that commits meanwhile would hold up the writes behind it.
+        to_sync: list[StreamLog] = []
         for log, waiters in per_log.items():
-            if log.born:
-                self._write_stream(log, waiters)
-            else:
-                self._strategy.submit(lambda log=log, waiters=waiters: self._write_stream(log, waiters))
+            if not log.born:
+                self._strategy.submit(lambda log=log, waiters=waiters: self._create_stream(log, waiters))
+            elif self._write_stream(log, waiters):
+                to_sync.append(log)
+        for log in to_sync:
+            self._strategy.submit(lambda log=log: self._sync_stream(log))
 
-    def _write_stream(self, log: StreamLog, waiters: list[Waiter]) -> None:
+    def _create_stream(self, log: StreamLog, waiters: list[Waiter]) -> None:
+        if self._write_stream(log, waiters):
+            self._sync_stream(log)
+
+    def _write_stream(self, log: StreamLog, waiters: list[Waiter]) -> bool:
+        """Write, and answer who does not wait for a sync; whether the caller must have the stream synced."""
         try:
             with log.lock:
                 errors = log.write([job.batches[index] for job, index in waiters])
@@ -207,13 +216,12 @@ class Committer:
                     log.sync_running = True
                 elif durable < written and not log.sync_running:
                     self._sync_later(log)
+            return start_sync
         except Exception as error:  # noqa: BLE001  recorded as the answer of every batch of this stream
             failure = as_error(error, code="store.io_failed")
             for job, index in waiters:
                 self._answer((job, index), _failed(job.batches[index], failure))
-            return
-        if start_sync:
-            self._strategy.submit(lambda: self._sync_stream(log))
+            return False
 
     def _sync_stream(self, log: StreamLog) -> None:
         """In a pool thread: sync until nobody waits."""
