@@ -1,0 +1,122 @@
+"""``sessions verify|salvage|sweep``: is everything there, what can be saved, what nobody needs. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kimi_ray.cli.exits import FAILED
+from kimi_ray.cli.options import Home, Json
+from kimi_ray.cli.printing import one_line, print_json, say, table, terminal_width
+from kimi_ray.cli.sessions import AgentOption
+from kimi_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kimi_ray.store.checkup import SessionCheck
+    from kimi_ray.store.open import ReadStore
+
+_PROBLEMS_SHOWN = 200
+
+OptionalSession = Annotated[
+    str | None,
+    typer.Argument(metavar="[SESSION]", help="@last, an id or its end, RUN, SESSION/AGENT, or RUN:ITEM[#REPEAT]."),
+]
+
+
+def verify(
+    session: OptionalSession = None,
+    every: Annotated[bool, typer.Option("--all", help="All sessions of the home.")] = False,
+    agent: AgentOption = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Check a session, or all: its document, every checksum of its logs, every blob that they name. Changes nothing.
+
+    Exit code 1 if anything is wrong. With --json: {"ok", "home", "sessions": [{"session_id", "ok", "document", "logs":
+    [{"agent_id", "ok", "events", "bytes", "torn_bytes", "problems", ...}], "blobs", "problems": [{"code", "message",
+    "details": {"file", "offset", "seq", ...}}]}]}.
+    """
+    from kimi_ray.cli.lookup import open_home
+
+    if (session is None) == (not every):
+        raise ConfigError(
+            "name a session, or ask for --all", code="request.bad_usage", hint="kimi-ray sessions verify @last"
+        )
+    if every and agent is not None:
+        raise ConfigError("--agent is for one session", code="request.bad_usage", hint="leave out --all or --agent")
+    store, place = open_home(home, session or "")
+    checks = asyncio.run(_collect(store, session, agent))
+    bad = any(not check.ok for check in checks)
+    if json:
+        print_json({"ok": not bad, "home": place, "sessions": [check.to_data() for check in checks]})
+    else:
+        _print_checks(checks)
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+async def _collect(store: ReadStore, session: str | None, agent: str | None) -> list[SessionCheck]:
+    return [check async for check in _checks(store, session, agent)]
+
+
+async def _checks(store: ReadStore, session: str | None, agent: str | None) -> AsyncIterator[SessionCheck]:
+    from kimi_ray.cli.lookup import find_session, find_stream, is_run
+    from kimi_ray.store.checkup import Blobs, all_sessions, check_session
+
+    blobs = Blobs()
+    if session is None:
+        for session_id in await all_sessions(store):
+            yield await check_session(store, session_id, blobs=blobs)
+    elif agent is not None or (not is_run(session) and (":" in session or "/" in session)):
+        stream = await find_stream(store, session, agent)
+        yield await check_session(store, stream.session_id, agents=[stream.agent_id], blobs=blobs)
+    else:
+        yield await check_session(store, await find_session(store, session), blobs=blobs)
+
+
+def _print_checks(checks: list[SessionCheck]) -> None:
+    rows = [
+        [
+            check.session_id,
+            log.agent_id,
+            str(log.events),
+            str(log.bytes),
+            _state(log.ok, log.torn_bytes),
+        ]
+        for check in checks
+        for log in check.logs
+    ]
+    if rows:
+        head = ["session", "agent", "events", "bytes", "state"]
+        say(table(head, rows, width=terminal_width(sys.stdout), right="..rr"))
+        say()
+    problems = [(check.session_id, problem) for check in checks for problem in check.problems]
+    for session_id, problem in problems[:_PROBLEMS_SHOWN]:
+        say(_problem_line(session_id, problem))
+    if len(problems) > _PROBLEMS_SHOWN:
+        say(f"... and {len(problems) - _PROBLEMS_SHOWN} more: --json has all")
+    logs, blobs = sum(len(check.logs) for check in checks), sum(check.blobs for check in checks)
+    what = f"{len(checks)} sessions, {logs} logs, {blobs} references to blobs"
+    if problems:
+        say(f"{what}: {len(problems)} problems")
+        say("hint: kimi-ray sessions salvage SESSION makes a new session of everything that verifies")
+    else:
+        say(f"{what}: all of it verifies")
+
+
+def _state(ok: bool, torn: int) -> str:
+    if not ok:
+        return "damaged"
+    return f"ok, {torn} bytes torn" if torn else "ok"
+
+
+def _problem_line(session_id: str, problem: dict[str, Any]) -> str:
+    details: dict[str, Any] = problem.get("details") or {}
+    agent = details.get("agent_id")
+    place = ", ".join(f"{name} {details[name]}" for name in ("file", "offset", "rowid", "seq") if name in details)
+    who = session_id if agent is None else f"{session_id}/{agent}"
+    return one_line(f"{who}: {problem['code']}: {problem['message']}" + (f" [{place}]" if place else ""))
