@@ -29,7 +29,7 @@ ENV_PREFIX = "KIMI_RAY_"
 MIB = 1 << 20
 
 _DRIVER_ONLY = frozenset({"home", "address", "namespace", "default_model", "models", "object_store_memory"})
-_NOT_SETTINGS = frozenset({"CONFIG"})
+_NOT_SETTINGS = frozenset({"CONFIG", "CLOCK_OFFSET_MS"})
 
 
 class RuntimeConfig(Settings):

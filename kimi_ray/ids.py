@@ -10,9 +10,10 @@ import hashlib
 import os
 import re
 import threading
-import time
 
 from ulid import ULID
+
+from kimi_ray.wall_clock import epoch_ms
 
 _PATH_SAFE_ID = re.compile(r"\A[A-Za-z0-9_-]{1,128}\Z")
 _SLUG_GAP = re.compile(r"[^a-z0-9._-]+")
@@ -32,7 +33,7 @@ def new_ulid() -> str:
     """A new ULID, strictly increasing within this process (also within one millisecond and under clock steps)."""
     global _last_ms, _last_random, _pool  # noqa: PLW0603  monotonic within a process is a property of the process
     with _lock:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = epoch_ms()
         if now_ms > _last_ms:
             _last_ms = now_ms
             # A system call a millisecond is dear on some kernels: randomness is drawn in larger pieces.

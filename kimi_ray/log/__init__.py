@@ -4,11 +4,12 @@
 ``repair`` computes closing events. What may enter: pure state over many events. What may not: files, tasks, waiting.
 """
 
-from kimi_ray.log.event_log import MAX_EVENT_BYTES, EventLog, epoch_ms
+from kimi_ray.log.event_log import MAX_EVENT_BYTES, EventLog
 from kimi_ray.log.messages import Message, complete_tools, derive, derive_messages, message_text, tool_message
 from kimi_ray.log.order import Order
 from kimi_ray.log.repair import closing_events, interrupted_turn_closers
 from kimi_ray.log.surface import Surface, SurfacePlan, tools_balanced
+from kimi_ray.wall_clock import epoch_ms
 
 __all__ = [
     "MAX_EVENT_BYTES",

@@ -6,7 +6,6 @@ point); then observers are told. What an observer raises is kept in ``observer_e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,15 +14,11 @@ from kimi_ray.events import CORE, Catalog, LogHeader, SessionEvent, SurfaceOp, m
 from kimi_ray.log.messages import Message, derive
 from kimi_ray.log.order import Order
 from kimi_ray.log.surface import Surface
+from kimi_ray.wall_clock import epoch_ms
 
 MAX_EVENT_BYTES = 16 << 20
 
 Observer = Callable[[SessionEvent], None]
-
-
-def epoch_ms() -> int:
-    """Now, in epoch milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class EventLog:
