@@ -2,6 +2,7 @@
 # Several Ray nodes on one machine, to try kimi_ray on a "cluster" and to test it. Linux.
 #
 #   cluster/local.sh up N [--base-port P] [--num-cpus C] [--object-store-mb M]
+#   cluster/local.sh add          one more node, beside those of `up`
 #   cluster/local.sh env          the exports that a driver needs:  eval "$(cluster/local.sh env)"
 #   cluster/local.sh status       nodes and processes
 #   cluster/local.sh kill I       end node I at once, as a power cut would (0 is the head)
@@ -161,6 +162,7 @@ up() {
     : > "$pids"
     : > "$state/start.log"
     echo "$base" > "$state/port"
+    echo "$count $cpus $store_mb" > "$state/shape"    # numbers given so far, and what each node gets
     printf 'export RAY_AUTH_MODE=token\nexport RAY_AUTH_TOKEN=%s\nexport RAY_ENABLE_UV_RUN_RUNTIME_ENV=0\n' "$token" > "$state/env"
     echo "$id" > "$state/id"
     trap 'echo "local.sh: undoing" >&2; down >&2' EXIT
@@ -174,11 +176,27 @@ up() {
     echo "--address 127.0.0.1:$base"
 }
 
+add() {
+    local node port
+    id=$(cluster_id)
+    base=$(cat "$state/port")
+    token=$(sed -n 's/^export RAY_AUTH_TOKEN=//p' "$state/env")
+    read -r node cpus store_mb < "$state/shape"
+    (( base + 6 * (node + 1) < 65536 )) || die "no ports are left above --base-port $base"
+    for (( port = base + 1 + 6 * node; port <= base + 6 * (node + 1); port++ )); do
+        port_is_free "$port" || die "port $port is in use"
+    done
+    # A number is given once: the ports of a node that is gone may still be held.
+    echo "$((node + 1)) $cpus $store_mb" > "$state/shape"
+    start_node "$node" || exit 1
+    echo "node $node is up"
+}
+
 clean() {
     local ray_tmp
     ray_tmp=$(cat "$state/ray_tmp" 2>/dev/null || true)
     if [[ -n $ray_tmp && ( $ray_tmp == "$state/ray" || $ray_tmp == /tmp/kr-?????? ) ]]; then rm -rf -- "$ray_tmp"; fi
-    rm -f -- "$state"/{id,pids,port,env,ray_tmp,start.log}
+    rm -f -- "$state"/{id,pids,port,shape,env,ray_tmp,start.log}
     rmdir -- "$state" 2>/dev/null || true
 }
 
@@ -218,6 +236,7 @@ status() {
 
 case ${1:-} in
     up) shift; up "$@" ;;
+    add) add ;;
     down) down ;;
     env) cluster_id > /dev/null; cat "$state/env" ;;
     status) status ;;

@@ -81,7 +81,7 @@ def alive(pid: int) -> bool:
 
 
 def test_two_nodes_come_serve_a_driver_with_the_token_and_go(cluster: Cluster, tmp_path: Path) -> None:
-    base = free_base_port(14)
+    base = free_base_port(20)
     up = cluster.run("up", "2", "--base-port", str(base), "--num-cpus", "1")
     assert up.returncode == 0, up.stderr
     address = f"127.0.0.1:{base}"
@@ -108,6 +108,11 @@ def test_two_nodes_come_serve_a_driver_with_the_token_and_go(cluster: Cluster, t
     assert cluster.run("kill", "1").returncode == 0
     assert not any(alive(pid) for pid, node in pids.items() if node == 1)
     assert any(alive(pid) for pid, node in pids.items() if node == 0)
+    added = cluster.run("add")
+    assert added.stdout == "node 2 is up\n", added.stderr
+    raylets = re.findall(r"^node 2\s+pid (\d+)\s+raylet$", cluster.run("status").stdout, re.MULTILINE)
+    assert len(raylets) == 1
+    pids[int(raylets[0])] = 2
 
     assert cluster.run("down").returncode == 0
     assert not any(alive(pid) for pid in pids)
@@ -125,6 +130,7 @@ def test_two_nodes_come_serve_a_driver_with_the_token_and_go(cluster: Cluster, t
         (["up", "2", "--base-port", "65530"], "--base-port"),
         (["kill", "1"], "no cluster"),
         (["env"], "no cluster"),
+        (["add"], "no cluster"),
         (["status"], "no cluster"),
         ([], "local.sh up N"),
     ],
