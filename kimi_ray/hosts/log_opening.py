@@ -16,11 +16,12 @@ from kimi_ray.events import SessionEvent, parse_event, parse_header
 from kimi_ray.hosts.agent_services import OpenedLog
 from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, store_name
-from kimi_ray.hosts.steady_calls import StoreCalls, shard_of
+from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log import EventLog
 from kimi_ray.store.host_budget import HostBudget
 from kimi_ray.store.seam import AppendResult, Batch, Stream, WriterGrant
 from kimi_ray.store.sender import Sender
+from kimi_ray.store.sharding import shard_of
 from kimi_ray.store.wire import pack_call
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.store.writer_settings import WriterSettings

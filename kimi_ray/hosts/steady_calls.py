@@ -7,7 +7,6 @@ they only read), and the registry's counts are soft.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, s
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.settings import Isolation
 from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionGrant, Stream
+from kimi_ray.store.sharding import shard_of
 
 _PAUSE_S = 0.05
 _PAUSE_MAX_S = 1.0
@@ -51,11 +51,6 @@ async def call_steadily(
                 raise gone(method, error) from error
         await asyncio.sleep(pause_s)
         pause_s = min(_PAUSE_MAX_S, pause_s * 2)
-
-
-def shard_of(session_id: str, shards: int) -> int:
-    """The store shard that keeps a session."""
-    return int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % shards if shards > 1 else 0
 
 
 class StoreCalls:
@@ -104,11 +99,8 @@ class StoreCalls:
         return await self._call(session_id, "read_document", session_id, group="store")
 
     async def list_documents(self) -> list[Document]:
-        """The documents of all shards (``Store.list_documents``)."""
-        parts = await asyncio.gather(
-            *(self._call_shard(shard, "list_documents", group="store") for shard in range(self._shards))
-        )
-        return [document for part in parts for document in part]
+        """All documents (``Store.list_documents``): every store process can read the whole home."""
+        return await self._call_shard(0, "list_documents", group="store")
 
     async def list_logs(self, session_id: str) -> list[ListedLog]:
         """The headers of a session's logs (``Store.list_logs``)."""

@@ -13,6 +13,7 @@ from kimi_ray.store.fs import Fs, io_errors, read_file, replace_file
 from kimi_ray.store.layout import DOCUMENT_NAME, Layout
 from kimi_ray.store.log_files import clear_leftovers
 from kimi_ray.store.owners import io_errors_but_missing
+from kimi_ray.store.refusals import document_conflict
 from kimi_ray.store.seam import Document
 
 REVISION = "revision"
@@ -89,13 +90,7 @@ class Documents:
         present = self._read(directory, session_id)
         stored = 0 if present is None else present.revision
         if stored != revision:
-            raise StoreError(
-                f"the document of session {session_id} is at revision {stored}, not {revision}",
-                code="store.conflict",
-                hint="read it again, apply the change to what it says now, and write that",
-                details={"session_id": session_id, "revision": stored, "expected": revision},
-                retryable=True,
-            )
+            raise document_conflict(session_id, stored, revision)
         data = to_json({REVISION: stored + 1, **{key: item for key, item in value.items() if key != REVISION}})
         path = f"{directory}/{DOCUMENT_NAME}"
         with io_errors(path):

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.ids import new_ulid
-from kimi_ray.ids import workspace_id as workspace_id_of
 from kimi_ray.store.blobs import Blobs
-from kimi_ray.store.claims import SESSION, Claims
+from kimi_ray.store.claims import Claims
 from kimi_ray.store.commit import Committer, SyncStrategy
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
@@ -26,9 +24,10 @@ from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
-from kimi_ray.store.layout import NO_WORKSPACE, Layout
-from kimi_ray.store.owners import Owner, Owners
+from kimi_ray.store.layout import Layout
+from kimi_ray.store.owners import Owners
 from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
+from kimi_ray.store.refusals import already_exists, turn_open
 from kimi_ray.store.removal import finish_removals, remove_session
 from kimi_ray.store.reservations import Reservations
 from kimi_ray.store.seam import (
@@ -48,6 +47,7 @@ from kimi_ray.store.seam import (
     VerifyReport,
     WriterGrant,
 )
+from kimi_ray.store.sessions_held import SessionsHeld, target_of
 from kimi_ray.store.stream_log import LogTools, StreamLog
 from kimi_ray.store.stream_table import StreamTable
 from kimi_ray.store.survey import closer_rows
@@ -75,13 +75,19 @@ class JsonlStore:
         self._tools = LogTools(fs, self._directories, Descriptors(fs), reservations, options.durability, boot)
         self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
         self._claims = Claims(self._owners, options.claim_timeout_s)
-        self._streams = StreamTable(self._tools, self._layout, self._claims, self._io)
+        self._sessions = SessionsHeld(self._claims, self._owners)
+        self._streams = StreamTable(
+            self._claims,
+            self._io,
+            home,
+            touch=lambda stream: touch_or_reserved(self._tools, self._layout, stream),
+            forgotten=lambda log: self._tools.descriptors.drop(log.path),
+        )
         interval_ms = float(options.extra.get("sync_interval_ms", 1000))
         self._commits = Committer(strategy=strategy, sync_interval_s=interval_ms / 1000)
         self._documents = Documents(fs, self._layout, self._directories, durable=durable)
         self._blobs = Blobs(fs, self._layout, self._directories, durable=durable)
         self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot)
-        self._document_locks: dict[str, tuple[asyncio.Lock, int]] = {}
         self._closed = False
 
     @classmethod
@@ -138,11 +144,7 @@ class JsonlStore:
             return self._documents.read(session_id)
 
         await self._run(place)
-        async with self._document_lock(session_id):
-            new = session_id not in self._owners.held
-            owner = await self._claims.claim(session_id, nonce, SESSION)
-            document = await self._run(read, new)
-        return SessionGrant(owner.grant, 0 if document is None else document.revision)
+        return await self._sessions.open(session_id, nonce, lambda new: self._run(read, new))
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""
@@ -158,28 +160,11 @@ class JsonlStore:
     ) -> int:
         """See ``Store.write_document``."""
         await self._run(check_not_removed, self._layout, session_id)
-        async with self._document_lock(session_id):
-            opened = self._claims.holds(session_id, SESSION)
-            owner = await self._claims.claim(session_id, None, SESSION)
-            if (owner.grant, owner.nonce) != (grant, nonce):
-                if not opened:
-                    await self._claims.let_go(session_id, SESSION)
-                raise _session_fenced(session_id, grant, owner)
-            return await self._run(lambda: self._documents.write(session_id, value, revision=revision))
 
-    @contextlib.asynccontextmanager
-    async def _document_lock(self, session_id: str) -> AsyncGenerator[None]:
-        lock, users = self._document_locks.get(session_id, (asyncio.Lock(), 0))
-        self._document_locks[session_id] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._document_locks[session_id]
-            if users == 1:
-                del self._document_locks[session_id]
-            else:
-                self._document_locks[session_id] = (lock, users - 1)
+        def write() -> int:
+            return self._documents.write(session_id, value, revision=revision)
+
+        return await self._sessions.write_document(session_id, grant, nonce, lambda: self._run(write))
 
     async def remove(self, session_id: str) -> None:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""
@@ -197,11 +182,7 @@ class JsonlStore:
     ) -> WriterGrant:
         """See ``Store.open_writer``."""
         self._check_open()
-        if claim is not None:
-            session_id = target.session_id if isinstance(target, Stream) else str(target.get("session_id", ""))
-            async with self._claims.holding(session_id) as owner:
-                if owner.nonce != claim:
-                    raise _claim_superseded(session_id)
+        await self._sessions.check_claim(target, claim)
         while True:
             log = await (self._streams.load(target) if isinstance(target, Stream) else self._create(target, nonce))
             grant = await self._run(log.grant, nonce)
@@ -209,7 +190,7 @@ class JsonlStore:
                 return grant
 
     async def _create(self, header: dict[str, Any], nonce: str) -> StreamLog:
-        stream, workspace = _target_of(header)
+        stream, workspace = target_of(header)
 
         def make() -> StreamLog:
             check_not_removed(self._layout, stream.session_id)
@@ -231,12 +212,7 @@ class JsonlStore:
     async def _refuse_other(self, log: StreamLog, nonce: str) -> None:
         if log.born and log.nonce != nonce:
             await self._streams.drop(log.stream)
-            raise StoreError(
-                f"{log.stream} exists already",
-                code="store.exists",
-                hint="open the existing log by its stream",
-                details={"stream": list(log.stream)},
-            )
+            raise already_exists(log.stream)
 
     async def append(self, batches: list[Batch], *, sync: bool) -> list[AppendResult]:
         """See ``Store.append``."""
@@ -276,14 +252,14 @@ class JsonlStore:
         if log is not None and log.granted_here and not log.closed:
             view = await self.inspect(stream)
             if view.closers:
-                raise _turn_open(stream, view)
+                raise turn_open(stream, view)
             return view
         async with self._claims.holding(stream.session_id):
             found = await self._run(self._reader.survey, stream, None)
             view = await self._run(found.view)
             unknown = found.epoch is not None and not found.closed
             if view.closers and unknown and is_live is not False:
-                raise _turn_open(stream, view)
+                raise turn_open(stream, view)
             if not view.closers and not found.tail.size:
                 return view
             log = await self._streams.load(stream)
@@ -305,7 +281,7 @@ class JsonlStore:
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
         """See ``Store.fork``; whole batches are copied without decoding."""
         self._check_open()
-        target, workspace = _target_of(header)
+        target, workspace = target_of(header)
         read = self._reader.opener(source, self._streams.get(source))
 
         def make() -> StreamLog:
@@ -412,38 +388,3 @@ class JsonlStore:
         await asyncio.to_thread(self._io.shutdown, wait=True)
         self._tools.descriptors.close()
         await self._claims.close()
-
-
-def _target_of(header: dict[str, Any]) -> tuple[Stream, str]:
-    """The stream that a header describes, and the workspace of its session if that is not placed yet."""
-    cwd = header.get("cwd")
-    stream = Stream(str(header.get("session_id", "")), str(header.get("agent_id", "")))
-    return stream, workspace_id_of(cwd) if isinstance(cwd, str) else NO_WORKSPACE
-
-
-def _claim_superseded(session_id: str) -> StoreError:
-    return StoreError(
-        f"session {session_id} is held by another host now",
-        code="session.fenced",
-        hint="the host that was taken for lost must let go of it",
-        details={"session_id": session_id},
-    )
-
-
-def _session_fenced(session_id: str, grant: int, owner: Owner) -> StoreError:
-    return StoreError(
-        f"the claim {grant} of session {session_id} is not the newest",
-        code="store.fenced",
-        hint="another host has this session now; stop, and open it again if it is yours",
-        details={"session_id": session_id, "grant": grant, "newest": owner.grant},
-    )
-
-
-def _turn_open(stream: Stream, view: LogView) -> StoreError:
-    return StoreError(
-        f"{stream} has an open turn, and its writer may be alive",
-        code="log.turn_open",
-        hint="wait until the turn has ended, or inspect the log instead",
-        details={"stream": list(stream), "next_seq": view.cut, "epoch": view.epoch},
-        retryable=True,
-    )

@@ -14,15 +14,13 @@ from typing import Any
 from pydantic_core import to_json
 
 from kimi_ray.errors import StoreError
+from kimi_ray.store.admission import checked_payload, rows_after_overlap
 from kimi_ray.store.batch_rows import (
-    EVENT_START,
-    STORAGE_STARTS,
     EpochRow,
     encode_batch,
     encode_closed_row,
     encode_epoch_row,
     encode_rows,
-    expand_row,
 )
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
@@ -30,6 +28,7 @@ from kimi_ray.store.fs import Fs, io_error, io_errors, pwrite_all
 from kimi_ray.store.layout import LOG_NAME, deleted
 from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
+from kimi_ray.store.refusals import already_exists, grant_fenced
 from kimi_ray.store.reservations import Reservation, Reservations
 from kimi_ray.store.seam import Batch, Stream, WriterGrant
 
@@ -216,64 +215,15 @@ class StreamLog:
     def _check_batch(self, batch: Batch) -> None:
         self._check_usable()
         if batch.epoch != self.epoch or batch.nonce != self.nonce or self.closed:
-            ended = batch.epoch == self.epoch and batch.nonce == self.nonce
-            raise StoreError(
-                f"the grant {batch.epoch} to write {self.stream} {'was closed' if ended else 'is not the newest'}",
-                code="store.fenced",
-                hint="another writer has this log now; stop, and open it again if it is yours",
-                details={"stream": list(self.stream), "epoch": batch.epoch, "newest": self.epoch},
-            )
+            raise grant_fenced(batch, self.epoch, self.nonce)
 
     def _fresh(self, batch: Batch, next_seq: int) -> tuple[bytes, tuple[int, ...]]:
         """Payload and row lengths of what is not stored yet."""
-        payload = bytes(batch.payload)
-        rows = batch.row_bytes
-        if len(rows) != len(batch.row_events) or sum(rows) != len(payload) or payload.count(b"\n") != len(rows):
-            raise _malformed(batch, "its row lengths do not fit its payload")
-        if rows and payload[-1] != 10:
-            raise _malformed(batch, "its last row has no newline")
-        if payload.count(b'\n{"seq":') + payload.startswith(EVENT_START) != len(rows):
-            for row in payload.split(b"\n"):
-                if row.startswith(STORAGE_STARTS):
-                    raise _malformed(batch, "a row looks like one of the store's own")
-        if batch.first_seq > next_seq:
-            raise StoreError(
-                f"{self.stream} has events up to seq {next_seq}, the batch starts at {batch.first_seq}",
-                code="store.gap",
-                hint="send the events from the expected seq on",
-                details={"stream": list(self.stream), "expected": next_seq, "first_seq": batch.first_seq},
-                retryable=True,
-            )
+        payload = checked_payload(batch, next_seq)
         if batch.first_seq == next_seq:
-            return payload, rows
-        return self._after_overlap(batch, payload, next_seq)
-
-    def _after_overlap(self, batch: Batch, payload: bytes, next_seq: int) -> tuple[bytes, tuple[int, ...]]:
-        end = min(next_seq, batch.next_seq)
-        stored = self.read_lines(batch.first_seq, end)
-        seq = batch.first_seq
-        start = 0
-        fresh: list[bytes] = []
-        for size, events in zip(batch.row_bytes, batch.row_events, strict=True):
-            row = payload[start : start + size]
-            start += size
-            if seq >= end:
-                fresh.append(row)
-                seq += events
-                continue
-            lines = [row[:-1]] if events == 1 else expand_row(row)
-            for line in lines:
-                if seq >= end:
-                    fresh.append(line + b"\n")
-                elif stored[seq - batch.first_seq] != line:
-                    raise StoreError(
-                        f"{self.stream} holds another event at seq {seq} than the one that is sent",
-                        code="store.conflict",
-                        hint="two writers made different events under one grant; fork from the stored log",
-                        details={"stream": list(self.stream), "seq": seq},
-                    )
-                seq += 1
-        return b"".join(fresh), tuple(len(row) for row in fresh)
+            return payload, batch.row_bytes
+        rows = rows_after_overlap(batch, payload, next_seq, self.read_lines)
+        return b"".join(row for row, _ in rows), tuple(len(row) for row, _ in rows)
 
     def read_lines(self, start: int, end: int) -> list[bytes]:
         """Stored canonical lines ``start`` .. ``end - 1``."""
@@ -297,12 +247,7 @@ class StreamLog:
         try:
             create_log(self.tools.fs, self.tools.directories, self.directory, content, sync=self.tools.durable)
         except FileExistsError:
-            raise StoreError(
-                f"{self.stream} exists already",
-                code="store.exists",
-                hint="open the existing log by its stream",
-                details={"stream": list(self.stream)},
-            ) from None
+            raise already_exists(self.stream) from None
         except OSError as error:
             raise io_error(error, self.path) from error
         self.tools.reservations.drop(self.stream)
@@ -402,11 +347,3 @@ class StreamLog:
         self.synced, self.durable_seq = self.size, self.next_seq
         self.unsynced.clear()
         self.unsynced_bytes = 0
-
-
-def _malformed(batch: Batch, why: str) -> StoreError:
-    return StoreError(
-        f"a batch for {batch.stream} cannot be stored: {why}",
-        code="store.bad_batch",
-        details={"stream": list(batch.stream), "first_seq": batch.first_seq},
-    )

@@ -5,47 +5,82 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
 from kimi_ray.store.claims import Claims
 from kimi_ray.store.fs import io_errors
 from kimi_ray.store.in_threads import finish_in
-from kimi_ray.store.layout import Layout
-from kimi_ray.store.recovery import touch_or_reserved
 from kimi_ray.store.seam import Stream
-from kimi_ray.store.stream_log import LogTools, StreamLog
 
 
-class StreamTable:
-    """Loaded ``StreamLog`` objects by stream. A stream in here holds its session's claim. Lives on one event loop."""
+class HeldLog(Protocol):
+    """What the table asks of a backend's log; each flag is read and set under ``lock``."""
 
-    def __init__(self, tools: LogTools, layout: Layout, claims: Claims, executor: Executor) -> None:
-        self._tools = tools
-        self._layout = layout
+    closed: bool
+    """No grant is in force."""
+    dropped: bool
+    """The table has forgotten it."""
+    removed: bool
+    """Its session was deleted."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while its flags change."""
+        ...
+
+
+L = TypeVar("L", bound=HeldLog)
+
+
+class StreamTable(Generic[L]):
+    """Loaded logs by stream. A stream in here holds its session's claim. Lives on one event loop."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        executor: Executor,
+        home: str,
+        *,
+        touch: Callable[[Stream], L],
+        forgotten: Callable[[L], None],
+    ) -> None:
+        """
+        Args:
+            claims: Where sessions are held.
+            executor: Where ``touch`` runs.
+            home: Named by a file call that fails.
+            touch: The log as it is stored (blocking).
+            forgotten: Called with a log that left the table.
+        """
         self._claims = claims
         self._executor = executor
-        self._logs: dict[Stream, StreamLog] = {}
+        self._home = home
+        self._touch = touch
+        self._forgotten = forgotten
+        self._logs: dict[Stream, L] = {}
         self._loading: dict[Stream, asyncio.Future[None]] = {}
 
-    def get(self, stream: Stream) -> StreamLog | None:
+    def get(self, stream: Stream) -> L | None:
         """The stream when it is loaded."""
         return self._logs.get(stream)
 
     def __len__(self) -> int:
         return len(self._logs)
 
-    async def load(self, stream: Stream) -> StreamLog:
+    async def load(self, stream: Stream) -> L:
         """The stream, touched if this is the first time.
 
         Raises:
-            StoreError: ``session.in_use``, and what ``recovery.touch_or_reserved`` raises.
+            StoreError: ``session.in_use``, and what ``touch`` raises.
         """
-        return await self._obtain(stream, lambda: touch_or_reserved(self._tools, self._layout, stream))
+        return await self._obtain(stream, lambda: self._touch(stream))
 
-    async def create(self, stream: Stream, make: Callable[[], StreamLog]) -> StreamLog:
+    async def create(self, stream: Stream, make: Callable[[], L]) -> L:
         """The stream when it is loaded, else what ``make`` (blocking) gives."""
         return await self._obtain(stream, make)
 
-    async def _obtain(self, stream: Stream, make: Callable[[], StreamLog]) -> StreamLog:
+    async def _obtain(self, stream: Stream, make: Callable[[], L]) -> L:
         found = self._logs.get(stream)
         if found is not None:
             return found
@@ -58,7 +93,7 @@ class StreamTable:
         try:
             await self._claims.claim(stream.session_id, None, stream)
             try:
-                with io_errors(self._layout.home):
+                with io_errors(self._home):
                     log = await finish_in(self._executor, make)
             except BaseException:
                 await self._claims.let_go(stream.session_id, stream)
@@ -78,7 +113,7 @@ class StreamTable:
             log.dropped = log.closed
         if log.dropped:
             del self._logs[stream]
-            self._tools.descriptors.drop(log.path)
+            self._forgotten(log)
             await self._claims.let_go(stream.session_id, stream)
 
     def drop_session(self, session_id: str, *, removed: bool) -> None:
@@ -88,4 +123,4 @@ class StreamTable:
             with log.lock:
                 log.removed = log.removed or removed
                 log.closed = log.dropped = True
-            self._tools.descriptors.drop(log.path)
+            self._forgotten(log)
