@@ -3,7 +3,9 @@
 A log asks to be heard: ``urge`` when somebody awaits its durability, ``offer`` when a window is over. Whenever a call
 is free, the sender cuts one batch from each that asked and sends them as one call, synced if they were urged. While it
 is in flight, more gather: group commit comes by itself. Urged and offered batches never share a call, since a synced
-call would pay a sync for every background batch in it; the two kinds take turns.
+call would pay a sync for every background batch in it; the two kinds take turns. Logs whose flushes keep step would
+append while the store is idle, and wait while it works; so a call that is large enough (``call_soon_bytes``) leaves
+before the other logs of the same pass have been heard, and what waits leaves before answers are delivered.
 
 A lost call (dead actor, time-out) is followed by a pause and then by new batches cut from what the logs retain; the
 store skips what it has already. This goes on for as long as anything is retained.
@@ -33,6 +35,11 @@ class Source(Protocol):
     @property
     def stream(self) -> Stream:
         """Its address."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that it retains: about what it would cut."""
         ...
 
     def head_bytes(self) -> int:
@@ -100,6 +107,7 @@ class Sender:
         self._offered: dict[Source, None] = {}
         self._calls: set[_Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._urged_bytes = 0
         self._urged_last = False
         self._scheduled = False
         self._closed = False
@@ -145,7 +153,11 @@ class Sender:
         if source not in self._urged:
             self._offered.pop(source, None)
             self._urged[source] = None
-            self._schedule()
+            self._urged_bytes += source.pending_bytes
+            if self._urged_bytes >= self.settings.call_soon_bytes:
+                self._pump()
+            else:
+                self._schedule()
 
     def offer(self, source: Source) -> None:
         """The log has something to write and nobody waits."""
@@ -220,6 +232,8 @@ class Sender:
         settings = self.settings
         call = _Call([], [], sync)
         size = 0
+        if sync:
+            self._urged_bytes = 0
         while lane and len(call.batches) < settings.call_max_streams:
             source = next(iter(lane))
             if call.batches and (
@@ -253,6 +267,8 @@ class Sender:
         self._calls.discard(call)
         self._backoff.succeeded()
         self._last_error = None
+        if self._urged:
+            self._pump()
         fits = len(results) == len(call.batches) and all(
             result.stream == batch.stream for result, batch in zip(results, call.batches, strict=True)
         )

@@ -32,6 +32,9 @@ class WriterSettings(Settings):
     """Events of one batch; a larger event is a batch of its own."""
     call_max_bytes: int = Field(default=32 * MIB, ge=1)
     """Batches (or blobs) of one call; a larger one is a call of its own."""
+    call_soon_bytes: int = Field(default=48 << 10, ge=1)
+    """Urged events that are worth a call at once, while other logs of the same pass are still appending. Half of what
+    Ray carries inside a call (100 kB); beyond, it goes by the object store, which takes some ms longer."""
     call_max_streams: int = Field(default=2000, ge=1)
     """Batches of one call."""
     calls_in_flight: int = Field(default=1, ge=1, le=2)
