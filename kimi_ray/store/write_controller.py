@@ -8,7 +8,8 @@ two parts is retained and can be sent again.
 * What was only written is synced ``sync_interval_ms`` later, or by the next ``flush``.
 * ``flush`` goes at once. Its target is fixed when it is called.
 * A refused batch pauses the log: its events stay in order, a new event opens a new window, a flush tries at once and
-  once more. A lost call does not pause it: the sender tries for as long as there is something to send.
+  once more; while anybody waits for room it is tried again every ``backoff_max_ms``. A lost call does not pause it: the
+  sender tries for as long as there is something to send.
 * ``store.fenced`` and ``store.conflict`` end the controller; nothing is sent after that.
 """
 
@@ -265,6 +266,13 @@ class WriteController:
         self._detach()
         return self._discarded
 
+    def try_again(self) -> None:
+        """Send what is not durable now, also when the log is paused."""
+        if self._durable < self._next_seq or self._blobs:
+            self._due = self._due or self._written < self._next_seq or bool(self._blobs)
+            self._sync_due = self._durable < self._next_seq
+            self._request()
+
     def head_bytes(self) -> int:
         """Bytes of the first event that would be cut, 0 without one."""
         index = self._written - self._durable
@@ -390,7 +398,7 @@ class WriteController:
 
     def _taken(self, result: AppendResult) -> None:
         self._written = max(result.written, result.durable)
-        self._retried = False
+        self._retried = self._paused = False
         self._attempts = self._gaps = 0
         self._last_error = None
         if result.durable > self._durable:
@@ -475,6 +483,7 @@ class WriteController:
         self._due = False
         self._window_at = None
         self._paused = True
+        self._sender.paused(self)
         if not seen and self._on_failure is not None:
             asyncio.get_running_loop().call_soon(self._on_failure, error)
 
@@ -560,11 +569,12 @@ class WriteController:
         left = deadline - self._clock.now()
         if left <= 0:
             raise self._late("no room for more events", self._settings.store_timeout_s)
-        # Room comes from durability, so it does not wait for a window or for the sync interval.
-        self._due = self._due or self._written < self._next_seq
-        self._sync_due = self._durable < self._next_seq
-        self._request()
-        await self._room.wait(left, self._budget if host else None)
+        # Room comes from durability, so it does not wait for a window or for the sync interval; and it may be paused
+        # logs that fill the host.
+        self.try_again()
+        if host:
+            self._sender.wake_paused()
+        await self._room.wait(min(left, self._settings.backoff_max_ms / 1000), self._budget if host else None)
 
     def _wake_at(self, at: float) -> None:
         """Have ``_wake`` called at ``at`` or before. One alarm serves all deadlines and is moved only to be earlier."""

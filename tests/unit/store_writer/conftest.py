@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
 from kimi_ray.events import SessionEvent, make_event
 from kimi_ray.store.chunk_rows import unpack_row
 from kimi_ray.store.host_budget import HostBudget
@@ -17,6 +17,21 @@ from kimi_ray.store.seam import AppendResult, Batch, Stream
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.store.writer_settings import WriterSettings
+
+DISK = StoreError("no space", code="store.disk_full")
+GONE = RuntimeFault("the store's actor died", code="infra.actor_died")
+
+
+def task_of(coroutine: Any) -> asyncio.Task[Any]:
+    """The coroutine as a task, begun at the next await."""
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+async def refused(task: asyncio.Future[Any], rig: Any) -> KimiRayError:
+    """The error with which a task has ended."""
+    with pytest.raises(KimiRayError) as caught:
+        await rig.done(task)
+    return caught.value
 
 
 async def settle() -> None:

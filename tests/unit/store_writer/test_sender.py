@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
+from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.store.bounded_call import Backoff, BoundedCall
 from kimi_ray.store.clock import LoopClock
 from kimi_ray.store.seam import AppendResult, Batch, Stream
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.write_controller import WriteController
-
-GONE = RuntimeFault("the store's actor died", code="infra.actor_died")
-
-
-def task_of(coroutine: Any) -> asyncio.Task[Any]:
-    return asyncio.get_running_loop().create_task(coroutine)
+from tests.unit.store_writer.conftest import GONE, task_of
 
 
 async def flush_all(rig: Any, logs: list[Any]) -> None:
@@ -329,3 +324,85 @@ async def test_on_the_real_clock_a_background_write_arrives() -> None:
     assert time.monotonic() - began >= 0.014
     await sender.close()
     assert writer.state == "closed"
+
+
+async def test_a_thousand_logs_are_served_in_turn_beside_one_that_never_rests(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(call_max_streams=100)
+    hot, others = rig.log("hot"), [rig.log(f"s{n}") for n in range(1000)]
+    apply = rig.store.apply
+    again: list[asyncio.Task[None]] = []
+
+    def and_again(batches: list[Batch], sync: bool) -> list[AppendResult]:
+        results = apply(batches, sync)
+        if len(rig.store.calls) < 40:
+            hot.add()
+            again.append(task_of(hot.writer.flush()))
+        return results
+
+    rig.store.apply = and_again
+    hot.add()
+    first = task_of(hot.writer.flush())
+    for log in others:
+        log.add(2)
+    waiting = [task_of(log.writer.flush()) for log in others]
+    await rig.settle()
+    served = {batch.stream: number for number, (call, _) in enumerate(rig.store.calls) for batch in call}
+    assert max(served[log.stream] for log in others) <= 11
+    for task in (first, *waiting):
+        await rig.done(task)
+    await rig.advance(1)
+    for task in again:
+        await rig.done(task)
+    assert all(rig.stored(log) == log.lines for log in (hot, *others))
+
+
+async def test_background_logs_are_served_beside_flushes_that_never_rest(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(call_max_streams=10)
+    busy, background = [rig.log(f"f{n}") for n in range(20)], [rig.log(f"b{n}") for n in range(50)]
+    for log in background:
+        log.add()
+
+    async def never_rests(log: Any) -> None:
+        for _ in range(60):
+            log.add()
+            await log.writer.flush()
+
+    gate = rig.store.gate
+    gate.clear()
+    tasks = [task_of(never_rests(log)) for log in busy]
+    await rig.advance(0.201)
+    gate.set()
+    await rig.settle()
+    lanes = [sync for _, sync in rig.store.calls]
+    assert all(rig.stored(log) == log.lines for log in background)
+    assert lanes[:10].count(False) >= 4  # they took turns
+    await rig.advance(1)
+    for task in tasks:
+        await rig.done(task)
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_closed_sender_leaves_no_task_and_no_alarm(make_rig: Callable[..., Any], force: bool) -> None:
+    before = asyncio.all_tasks()
+    rig = make_rig(close_timeout_s=1)
+    logs = [rig.log(f"s{n}") for n in range(20)]
+    for log in logs:
+        log.writer.attach_blob("sha256:" + f"{len(log.stream.session_id)}" * 64, b"content")
+        log.add(3)
+    await rig.advance(0.201)
+    if force:
+        rig.store.gate.clear()
+        rig.store.blob_gate.clear()
+    for log in logs:
+        log.add()
+    flushes = [task_of(log.writer.flush()) for log in logs[:5]]
+    await rig.settle()
+    close = task_of(rig.sender.close(force=force))
+    await rig.advance(1.1)
+    discarded = await rig.done(close)
+    assert discarded > 0 if force else discarded == 0
+    outcomes = await asyncio.gather(*flushes, return_exceptions=True)
+    assert {getattr(outcome, "code", None) for outcome in outcomes} == ({"store.closed"} if force else {None})
+    await rig.settle()
+    assert asyncio.all_tasks() == before
+    assert rig.clock.alarms == 0 and rig.budget.retained == 0

@@ -1,8 +1,9 @@
 """A seeded storm: a store that loses, delays, repeats and reorders answers, restarts without what it did not sync,
 and logs that append, flush and attach blobs meanwhile.
 
-At the end every stored log is what its writer appended, byte for byte; and at every moment what a flush acknowledged
-is durable in the store, with its blobs.
+At the end every stored log is what its writer appended, byte for byte; at every moment what a flush acknowledged is
+durable in the store, with its blobs; every wait ends in its bound, granted or with a code; and a loop that asks for
+room never finds more retained than the bounds say.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ STEP = st.one_of(
     st.tuples(st.just("chunks"), st.integers(0, 2), st.integers(1, 6)),
     st.tuples(st.just("blob"), st.integers(0, 2), st.integers(0, 3)),
     st.tuples(st.just("flush"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("polite"), st.integers(0, 2), st.integers(1, 6)),
+    st.tuples(st.just("cancel"), st.just(0), st.integers(0, 3)),
     st.tuples(st.just("advance"), st.just(0), st.sampled_from([10, 100, 250, 1100, 2500])),
     st.tuples(st.just("restart"), st.just(0), st.just(0)),
     st.tuples(st.just("refuse"), st.integers(0, 2), st.integers(1, 2)),
     st.tuples(st.just("settle"), st.just(0), st.just(0)),
 )
+WAIT_S = 30
+LOG_BYTES, HOST_BYTES = 2000, 4000
 FATE = st.sampled_from(["answer", "answer", "answer", "late", "lose before", "lose after", "twice", "fail", "hang"])
 
 
@@ -80,25 +85,42 @@ class Storm:
 
 async def run(rig_type: Any, steps: list[tuple[str, int, int]], fates: list[str], in_flight: int) -> None:
     rig = rig_type(
-        calls_in_flight=in_flight, call_timeout_s=2, batch_max_bytes=400, call_max_bytes=1000, store_timeout_s=30
-    )
+        calls_in_flight=in_flight, call_timeout_s=2, batch_max_bytes=400, call_max_bytes=1000, store_timeout_s=WAIT_S,
+        log_max_bytes=LOG_BYTES, host_max_bytes=HOST_BYTES, closing_reserve_bytes=0,
+    )  # fmt: skip
     storm = Storm(rig, list(fates))
     rig.sender._transport = storm.append
     rig.sender.outbox._transport = storm.put_blobs
     logs = [rig.log(f"s{n}") for n in range(3)]
     blobs_of: dict[Any, dict[int, str]] = {log: {} for log in logs}
     flushes: list[asyncio.Task[None]] = []
+    polite: dict[Any, asyncio.Task[None]] = {}
+
+    async def bounded(wait: Any, *codes: str) -> bool:
+        """Whether it was granted; it ends in its time, or with one of these codes."""
+        began = rig.clock.now()
+        try:
+            await wait
+        except StoreError as error:
+            assert error.code in codes, error
+            return False
+        finally:
+            assert rig.clock.now() - began <= WAIT_S + 0.01
+        return True
 
     async def flush(log: Any) -> None:
         target, blobs = len(log.lines), dict(blobs_of[log])
-        try:
-            await log.writer.flush()
-        except StoreError as error:
-            assert error.code == "store.io_failed"
-            return
-        stored = rig.store.log(log.stream)
-        assert stored.durable >= target
-        assert set(blobs.values()) <= rig.store.blobs.keys()
+        if await bounded(log.writer.flush(), "store.io_failed", "store.unavailable"):
+            assert rig.store.log(log.stream).durable >= target
+            assert set(blobs.values()) <= rig.store.blobs.keys()
+
+    async def add_politely(log: Any, count: int) -> None:
+        """A loop that asks for room before each event."""
+        for _ in range(count):
+            if await bounded(log.writer.wait_for_room(), "store.unavailable"):
+                assert log.writer.pending_bytes < LOG_BYTES and rig.budget.retained < HOST_BYTES
+                log.add(1, size=150)
+            await asyncio.sleep(0)
 
     def check() -> None:
         retained = 0
@@ -132,6 +154,13 @@ async def run(rig_type: Any, steps: list[tuple[str, int, int]], fates: list[str]
         elif what == "flush":
             flushes.append(asyncio.get_running_loop().create_task(flush(log)))
             await asyncio.sleep(0)
+        elif what == "polite":
+            if log not in polite or polite[log].done():
+                polite[log] = asyncio.get_running_loop().create_task(add_politely(log, amount))
+                flushes.append(polite[log])
+        elif what == "cancel":
+            if amount < len(flushes):
+                flushes.pop(amount).cancel()
         elif what == "advance":
             await rig.advance(amount / 1000)
         elif what == "restart":
@@ -144,7 +173,7 @@ async def run(rig_type: Any, steps: list[tuple[str, int, int]], fates: list[str]
 
     storm.calm = True
     rig.store.refusals.clear()
-    await rig.advance(10)
+    await rig.advance(10 if not flushes else WAIT_S)
     for task in flushes:
         await rig.done(task)
     last = [asyncio.get_running_loop().create_task(log.writer.flush()) for log in logs]
@@ -163,7 +192,7 @@ async def run(rig_type: Any, steps: list[tuple[str, int, int]], fates: list[str]
 
 
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(steps=st.lists(STEP, max_size=30), fates=st.lists(FATE, max_size=25), in_flight=st.integers(1, 2))
 def test_the_stored_log_is_what_was_appended_and_a_flush_is_durable(
