@@ -53,6 +53,27 @@ def pss_mb(pids: list[int]) -> float:
     return total_kb / 1024
 
 
+def rss_mb(pid: int | None = None) -> float:
+    """Memory of one process (this one) now, in MB."""
+    return _status_mb(pid, "VmRSS:")
+
+
+def peak_rss_mb(pid: int | None = None) -> float:
+    """The most memory that one process (this one) had since it began, or since ``reset_peak``, in MB."""
+    return _status_mb(pid, "VmHWM:")
+
+
+def reset_peak(pid: int | None = None) -> None:
+    """Forget the peak of a process: what ``peak_rss_mb`` tells counts from now on."""
+    with open(f"/proc/{pid or os.getpid()}/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _status_mb(pid: int | None, key: str) -> float:
+    with open(f"/proc/{pid or os.getpid()}/status") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith(key)), 0) / 1024
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of ``/proc/<pid>/stat`` from the state on (the name before it may hold anything)."""
     try:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from kimi_ray.agent.specs import PromptResult
 from kimi_ray.bench.floor import StoredStream, plain_writes
+from kimi_ray.bench.host_logs import bench_runtime
 from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
 from kimi_ray.bench.workload import ONE_TOOL_MODEL, PLAIN_MODEL, look
@@ -28,19 +25,6 @@ from kimi_ray.store import open_store
 
 PROFILE = Profile(name="bench", system_prompt="You look at things.")
 WARM_UP_SESSIONS = 4
-
-
-@asynccontextmanager
-async def bench_runtime(
-    address: str | None, directory: str | None, settings: dict[str, Any]
-) -> AsyncGenerator[Runtime]:
-    """A runtime with a home of its own below ``directory``; both are gone afterwards."""
-    home = tempfile.mkdtemp(prefix="kimi-ray-bench-", dir=directory)
-    try:
-        async with Runtime.connect(home=home, address=address, **settings) as runtime:
-            yield runtime
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 async def bench_turns(

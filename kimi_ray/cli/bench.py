@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kimi_ray.bench.report import BenchReport
 
 bench = typer.Typer(
-    help="Measure this machine: turns, submits, swarms. Each bench runs in a home of its own, which it removes.",
+    help="Measure this machine: turns, swarms, the log and its store. Each bench runs in a home of its own, which it removes.",
     no_args_is_help=True,
 )
 
@@ -77,6 +77,82 @@ def swarm(
     from kimi_ray.bench.runs import bench_swarm
 
     _measure(bench_swarm(agents=agents, max_concurrency=max_concurrency, address=address, directory=directory), json)
+
+
+Backend = Annotated[Literal["jsonl", "sqlite"], typer.Option("--backend", help="How the store keeps logs.")]
+Compression = Annotated[Literal["none", "zstd"], typer.Option("--compression", help="Of JSONL logs.")]
+
+
+Events = Annotated[int, typer.Option("--events", min=1, help="Events of the log, in turns of 50.")]
+FlushEvery = Annotated[int, typer.Option("--flush-every", min=1, help="Events of a log between flushes.")]
+SyncDelay = Annotated[
+    float, typer.Option("--sync-delay-ms", min=0, help="Milliseconds that every sync takes in addition.")
+]
+
+
+@bench.command()
+def append(
+    sessions: Annotated[int, typer.Option("--sessions", min=1, help="How many logs, flushed at the same time.")] = 20,
+    events: Annotated[int, typer.Option("--events", min=1, help="Events of each.")] = 1000,
+    flush_every: FlushEvery = 50,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often; the median is told.")] = 5,
+    backend: Backend = "jsonl",
+    compression: Compression = "none",
+    sync_delay_ms: SyncDelay = 0.0,
+    directory: Directory = None,
+    json: Json = False,
+    address: Address = None,
+) -> None:
+    """Durable events per second through one host and the store, all read back afterwards.
+
+    The floor is a plain loop that writes and syncs the same bytes as often.
+    """
+    from kimi_ray.bench.append import bench_append
+
+    settings: dict[str, Any] = {"sessions": sessions, "events": events, "flush_every": flush_every, "repeats": repeats}
+    stored: dict[str, Any] = {"backend": backend, "compression": compression, "sync_delay_ms": sync_delay_ms}
+    _measure(bench_append(**settings, **stored, address=address, directory=directory), json)
+
+
+@bench.command()
+def resume(
+    events: Events = 200_000,
+    flush_every: FlushEvery = 50,
+    backend: Backend = "jsonl",
+    compression: Compression = "none",
+    directory: Directory = None,
+    json: Json = False,
+) -> None:
+    """Seconds from the resume of a long session to its next answer; and reading its log whole and at its end.
+
+    The floor reads the log's file once. Without Ray; peak memory is that of fresh processes.
+    """
+    from kimi_ray.bench.resume import bench_resume
+
+    settings: dict[str, Any] = {"events": events, "flush_every": flush_every, "directory": directory}
+    _measure(bench_resume(**settings, backend=backend, compression=compression), json)
+
+
+@bench.command()
+def fork(
+    events: Events = 200_000,
+    flush_every: FlushEvery = 50,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How many forks; the median is told.")] = 3,
+    backend: Backend = "jsonl",
+    compression: Compression = "none",
+    sync_delay_ms: SyncDelay = 0.0,
+    directory: Directory = None,
+    json: Json = False,
+) -> None:
+    """Seconds for a fork of a long log, and by how much the store's memory grew.
+
+    The floor copies the log's file and syncs it once. Without Ray.
+    """
+    from kimi_ray.bench.fork import bench_fork
+
+    settings: dict[str, Any] = {"events": events, "flush_every": flush_every, "repeats": repeats}
+    stored: dict[str, Any] = {"backend": backend, "compression": compression, "sync_delay_ms": sync_delay_ms}
+    _measure(bench_fork(**settings, **stored, directory=directory), json)
 
 
 def _measure(work: Coroutine[Any, Any, BenchReport], as_json: bool) -> None:
