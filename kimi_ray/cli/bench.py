@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kimi_ray.bench.report import BenchReport
 
 bench = typer.Typer(
-    help="Measure this machine: turns, swarms, the log and its store. Each bench runs in a home of its own, which it removes.",
+    help="Measure this machine: turns, swarms, logs. Each bench runs in a home of its own, which it removes.",
     no_args_is_help=True,
 )
 

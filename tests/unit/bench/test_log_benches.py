@@ -38,7 +38,7 @@ async def test_append_reports_what_it_stored(tmp_path: Path) -> None:
     ).to_data()
     assert list(report)[:8] == CONTRACT
     assert (report["bench"], report["unit"]) == ("append", "events/s")
-    assert 0 < report["value"] and 0 < report["ratio"]
+    assert report["value"] > 0 and report["ratio"] > 0
     # Three flushes of two logs; the first of each makes its file, which is no sync of an append.
     assert report["syncs"] == 4
     assert 3 <= report["actor_calls"] <= 6
@@ -74,7 +74,7 @@ async def test_resume_measures_each_part(tmp_path: Path) -> None:
     report = (await bench_resume(events=300, directory=str(tmp_path))).to_data()
     assert list(report)[:8] == CONTRACT
     assert report["events"] >= 300
-    assert 0 < report["tail_ms"] and 0 < report["inspect_ms"] and 0 < report["read_s"]
+    assert report["tail_ms"] > 0 and report["inspect_ms"] > 0 and report["read_s"] > 0
     assert report["resumed_s"] <= report["value"]
     assert report["read_before_mb"] <= report["read_peak_mb"] < 150
     assert report["resume_before_mb"] <= report["resume_peak_mb"] < 250
