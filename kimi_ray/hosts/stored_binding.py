@@ -14,7 +14,10 @@ _FIRST_EVENTS = 50
 
 
 async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:
-    """The data of the log's first ``profile/bind``, or None when there is no such log."""
+    """The data of the log's first ``profile/bind``, or None when there is no such log.
+
+    The log of an imported session has none among its events; its header says how the agent is to be bound.
+    """
     try:
         page = await store.read_from(stream, 0, _FIRST_EVENTS)
     except StoreError as error:
@@ -25,4 +28,8 @@ async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | No
         event: dict[str, Any] = from_json(line)
         if event["type"] == "profile/bind":
             return event["data"]
+    for log in await store.list_logs(stream.session_id):
+        if log.stream == stream and log.header is not None:
+            bind: dict[str, Any] | None = log.header.get("bind")
+            return bind
     return None

@@ -1,0 +1,225 @@
+"""Writing sessions of the harness into a home, through the ``Store`` seam.
+
+A session's document is written last, so a home shows it whole or not at all; a log that a crash left half is gone over
+again by the next import, and what is there already is compared, not written twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+from kimi_ray.errors import KimiRayError, StoreError, error_from_data
+from kimi_ray.events import SessionEvent, make_event
+from kimi_ray.exchange.dsh.convert import Conversion
+from kimi_ray.exchange.dsh.lossless import within_rule
+from kimi_ray.exchange.dsh.model import JsonObject, Reading
+from kimi_ray.exchange.dsh.session_facts import FORMAT, MAIN, SessionFacts, document, log_header, workspace_of
+from kimi_ray.exchange.dsh.sources import read_source
+from kimi_ray.ids import is_path_safe_id, new_ulid
+from kimi_ray.store.chunk_rows import pack_rows
+from kimi_ray.store.seam import Batch, Document, Store, Stream
+
+Outcome = Literal["imported", "unchanged", "changed", "removed", "refused", "failed"]
+"""``unchanged``: it is there from an earlier import. ``changed``: that one was made of other events, and stays as it
+is. ``removed``: it was removed from this home. ``refused``: it cannot be read. ``failed``: the home refused it."""
+
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_EVENTS: Final = 4096
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of one session. ``report`` is what ``Reading.to_data`` said, ``source`` its file."""
+
+    report: JsonObject
+    source: str
+    outcome: Outcome
+    session_id: str | None = None
+    events: int = 0
+    conversions: JsonObject | None = None
+    error: KimiRayError | None = None
+
+    def to_data(self) -> JsonObject:
+        """The session in the document of ``--json``."""
+        data = self.report | {"outcome": self.outcome, "imported": None}
+        if self.session_id is not None:
+            data["imported"] = {
+                "session_id": self.session_id,
+                "agent_id": MAIN,
+                "events": self.events,
+                "conversions": self.conversions or {},
+            }
+        if self.error is not None:
+            data["failure"] = self.error.to_data()
+        return data
+
+
+async def import_sessions(store: Store, path: str) -> AsyncIterator[Imported]:
+    """Import every session under a path; one that fails does not keep the others.
+
+    Args:
+        store: The home's store, open for writing.
+        path: As for ``read_source``.
+
+    Raises:
+        ConfigError: ``import.not_found``, ``import.nothing_found``.
+    """
+    readings = read_source(path)
+    while True:
+        reading = await asyncio.to_thread(_next, readings)
+        if reading is None:
+            return
+        if reading.error is not None or reading.id is None or reading.header is None:
+            yield Imported(reading.to_data(), reading.source, "refused")
+            continue
+        try:
+            yield await _import(store, reading)
+        except KimiRayError as error:
+            yield Imported(reading.to_data(), reading.source, "failed", error=error)
+
+
+def _next(readings: Iterator[Reading]) -> Reading | None:
+    return next(readings, None)
+
+
+@dataclass(slots=True)
+class _Converted:
+    events: list[SessionEvent]
+    facts: SessionFacts
+    counts: Counter[str]
+    digest: str
+
+
+def _convert(reading: Reading) -> _Converted:
+    conversion, facts = Conversion(), SessionFacts()
+    conversion.counts.update(reading.notes)
+    events: list[SessionEvent] = []
+    for event in reading.events:
+        made = conversion.convert(event)
+        facts.follow(made)
+        events.append(made)
+    return _Converted(events, facts, conversion.counts, conversion.digest)
+
+
+async def _import(store: Store, reading: Reading) -> Imported:
+    dsh_id, header = str(reading.id), cast("JsonObject", reading.header)
+    session_id, stored = await _choose(store, dsh_id)
+    parent = header.get("parentSession")
+    parent_id = None if parent is None else (await _choose(store, str(parent)))[0]
+    converted = await asyncio.to_thread(_convert, reading)
+    ours = log_header(session_id, header, converted.facts, parent_id, converted.counts)
+    origin: JsonObject = {
+        "id": _plain(dsh_id),
+        "digest": converted.digest,
+        "events": len(converted.events),
+        "source": _plain(reading.source),
+        "conversions": dict(sorted(converted.counts.items())),
+    }
+    report = reading.to_data()
+    done = Imported(report, reading.source, "imported", session_id, len(converted.events), origin["conversions"])
+    if stored is not None:
+        earlier = stored.value["custom"][FORMAT]
+        done.outcome = "unchanged" if earlier.get("digest") == converted.digest else "changed"
+        done.events, done.conversions = earlier.get("events", 0), earlier.get("conversions")
+        return done
+    forked_from = parent_id if ours["origin"] == "fork" else None
+    value = document(session_id, ours, converted.facts, origin, forked_from)
+    try:
+        await _write(store, session_id, ours, converted.events, value)
+    except StoreError as error:
+        if error.code != "store.deleted":
+            raise
+        return Imported(report, reading.source, "removed")
+    return done
+
+
+async def _write(
+    store: Store, session_id: str, header: JsonObject, events: list[SessionEvent], value: JsonObject
+) -> None:
+    claim = new_ulid()
+    granted = await store.open_session(session_id, claim, workspace_id=workspace_of(header.get("cwd")))
+    try:
+        # A log without events is no log: an empty session begins with the mark that resuming it would put there.
+        whole = events or [make_event(0, header["created_at"], "log/end-seed", {})]
+        await _write_log(store, Stream(session_id, MAIN), header, whole, claim)
+        await store.write_document(session_id, value, grant=granted.grant, nonce=claim, revision=granted.revision)
+    finally:
+        await store.close_session(session_id, claim)
+
+
+async def _write_log(store: Store, stream: Stream, header: JsonObject, events: list[SessionEvent], claim: str) -> None:
+    nonce = new_ulid()
+    try:
+        grant = await store.open_writer(header, nonce, claim=claim)
+    except StoreError as error:
+        if error.code != "store.exists":
+            raise
+        # An import that was cut short: the same events are compared, the missing ones follow.
+        grant = await store.open_writer(stream, nonce, claim=claim)
+    batches = list(_batches(stream, grant.epoch, nonce, events))
+    for at, batch in enumerate(batches):
+        (result,) = await store.append([batch], sync=at == len(batches) - 1)
+        if result.error is not None:
+            raise error_from_data(result.error)
+    await store.close_writer(stream, grant.epoch, nonce)
+
+
+def _batches(stream: Stream, epoch: int, nonce: str, events: list[SessionEvent]) -> Iterator[Batch]:
+    start = size = 0
+    for at, event in enumerate(events):
+        size += len(event.line)
+        if size >= _BATCH_BYTES or at - start + 1 >= _BATCH_EVENTS or at == len(events) - 1:
+            rows = pack_rows(events[start : at + 1])
+            yield Batch(
+                stream,
+                epoch,
+                nonce,
+                start,
+                b"".join(row for row, _ in rows),
+                tuple(len(row) for row, _ in rows),
+                tuple(count for _, count in rows),
+            )
+            start, size = at + 1, 0
+
+
+async def _choose(store: Store, dsh_id: str) -> tuple[str, Document | None]:
+    """Our id for a session of the harness, and its document when it was imported before.
+
+    Its own id if that fits into a path and is free or this very session; else one made of it.
+    """
+    for candidate in candidates(dsh_id):
+        stored = await store.read_document(candidate)
+        if stored is not None:
+            custom: Any = stored.value.get("custom") or {}
+            if isinstance(custom, dict) and _is_ours(cast("JsonObject", custom).get(FORMAT), dsh_id):
+                return candidate, stored
+            continue
+        logs = await store.list_logs(session_id=candidate)
+        kept: list[Any] = [(log.header or {}).get("imported") or {} for log in logs]
+        if all(_is_ours(imported.get("header"), dsh_id) for imported in kept):
+            return candidate, None
+    raise StoreError(
+        f"the session ids that {_plain(dsh_id)!r} could have here are taken by other sessions",
+        code="import.id_taken",
+        hint="import into another home",
+        details={"id": _plain(dsh_id)},
+    )
+
+
+def candidates(dsh_id: str) -> list[str]:
+    """The ids that a session of the harness may have in a home, the preferred one first."""
+    made = f"dsh-{hashlib.sha256(dsh_id.encode(errors='surrogatepass')).hexdigest()[:32]}"
+    return [dsh_id, made] if is_path_safe_id(dsh_id) else [made]
+
+
+def _is_ours(kept: Any, dsh_id: str) -> bool:
+    return isinstance(kept, dict) and cast("JsonObject", kept).get("id") == _plain(dsh_id)
+
+
+def _plain(text: str) -> str:
+    return str(within_rule(text, Counter()))
