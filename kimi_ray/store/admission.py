@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kimi_ray.errors import StoreError
-from kimi_ray.store.batch_rows import EVENT_START, STORAGE_STARTS, expand_row
+from kimi_ray.store.batch_rows import EVENT_START, STORAGE_STARTS, expand_row, named_seq
 from kimi_ray.store.seam import Batch, Stream
 
+MAX_ROW_BYTES = 128 << 20
+"""No backend has to hold more than this of one row in memory."""
 StoredLines = Callable[[int, int], list[bytes]]
 """``stored(start, end)``: the canonical lines of the events ``start`` .. ``end - 1``, without newline."""
 
@@ -31,6 +33,10 @@ def checked_payload(batch: Batch, next_seq: int) -> bytes:
         raise _malformed(batch, "its row lengths do not fit its payload")
     if rows and payload[-1] != 10:
         raise _malformed(batch, "its last row has no newline")
+    if rows and named_seq(payload) not in (batch.first_seq, None):
+        raise _malformed(batch, "its first row names another seq")
+    if rows and max(rows) > MAX_ROW_BYTES:
+        raise _malformed(batch, f"a row has more than {MAX_ROW_BYTES} bytes")
     if payload.count(b'\n{"seq":') + payload.startswith(EVENT_START) != len(rows):
         for row in payload.split(b"\n"):
             if row.startswith(STORAGE_STARTS):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from struct import unpack
 from typing import Any, cast
 from zlib import crc32
 
@@ -31,6 +32,9 @@ EPOCH_START = b'{"epoch":'
 CLOSED_START = b'{"closed":'
 STORAGE_STARTS = (BATCH_START, EPOCH_START, CLOSED_START)
 
+_CRC_LIST = re.compile(rb'"[0-9a-f]{8}"(?:,"[0-9a-f]{8}")*')
+_NAMED_SEQ = re.compile(rb'\{(?:"(?:epoch|closed)":\d+,"seq"|"seq"|"type":"[a-z-]+-chunks","seq0"):(0|[1-9]\d*)')
+_GAPS = re.compile(rb'\{"type":"[a-z-]+-chunks","seq0":\d+,"time0":-?\d+,"data":\{[^\[]*"dt":\[([^\]]*)\]')
 _SELF_ZERO = b'00000000"}\n'
 _BATCH_ROW = re.compile(
     rb'\{"batch":(0|[1-9][0-9]*),"seq":(0|[1-9][0-9]*),"bytes":(0|[1-9][0-9]*),"crc":\[([^\]]*)\],"self":"[0-9a-f]{8}"\}\n'
@@ -50,6 +54,14 @@ class BatchRow:
     def row_crcs(self) -> list[bytes]:
         """One eight-digit text per covered line."""
         return [text[1:-1] for text in self.crcs.split(b",")] if self.crcs else []
+
+    @property
+    def crc_values(self) -> list[int]:
+        """One checksum per covered line; none when the text between the brackets is not such a list."""
+        if not _CRC_LIST.fullmatch(self.crcs):
+            return []
+        raw = bytes.fromhex(self.crcs.replace(b'"', b"").replace(b",", b"").decode())
+        return list(unpack(f">{len(raw) // 4}I", raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +137,29 @@ def parse_batch_row(line: bytes) -> BatchRow | None:
 
 def split_rows(payload: bytes) -> list[bytes]:
     """Complete lines, each with its newline; a rest without one is left out."""
+    if b"\r" not in payload:
+        rows = payload.splitlines(keepends=True)
+        if rows and not rows[-1].endswith(b"\n"):
+            rows.pop()
+        return rows
     rows = payload.split(b"\n")
     rows.pop()
     return [row + b"\n" for row in rows]
 
 
-def crc_texts(rows: Iterable[bytes]) -> bytes:
-    """The text that ``crc`` holds for these lines."""
-    return b",".join([b'"%08x"' % crc32(row) for row in rows])
+def crcs_of(rows: Iterable[bytes]) -> list[int]:
+    """Their checksums."""
+    return list(map(crc32, rows))
 
 
-def rows_verify(row: BatchRow, rows: list[bytes], payload_size: int, header_line: bytes | None) -> bool:
-    """Whether these are exactly the rows that the batch row describes."""
-    if payload_size != row.size:
+def payload_verifies(row: BatchRow, payload: bytes, header_line: bytes | None) -> bool:
+    """Whether this is exactly the payload that the batch row describes."""
+    if len(payload) != row.size or payload[-1:] != b"\n":
         return False
-    covered = rows if header_line is None else [header_line, *rows]
-    return crc_texts(covered) == row.crcs
+    rows = split_rows(payload)
+    if header_line is not None:
+        rows.insert(0, header_line)
+    return crcs_of(rows) == row.crc_values
 
 
 def verified_prefix(row: BatchRow, payload: bytes, header_line: bytes | None) -> list[bytes]:
@@ -208,12 +227,34 @@ def expand_rows(rows: Iterable[bytes]) -> list[bytes]:
     return lines
 
 
-def count_events(rows: Sequence[bytes], payload: bytes) -> int:
-    """How many events the rows hold; fast when none is packed."""
+def count_events(payload: bytes) -> int:
+    """How many events these rows hold."""
     plain = payload.count(b'\n{"seq":') + payload.startswith(EVENT_START)
-    if plain == len(rows):
+    if plain == payload.count(b"\n"):
         return plain
-    return sum(1 if row.startswith(EVENT_START) else len(expand_row(row)) for row in rows)
+    return sum(map(events_in, split_rows(payload)))
+
+
+def events_in(row: bytes) -> int:
+    """How many events one stored row holds, by a look at it: a packed row has one more than gaps between members."""
+    if row.startswith(EVENT_START):
+        return 1
+    if row.startswith(STORAGE_STARTS):
+        return 0
+    found = _GAPS.match(row)
+    return 1 if found is None else found[1].count(b",") + 2
+
+
+def named_seq(payload: bytes) -> int | None:
+    """The seq that the first of these rows names (a storage row that of the next event), or None when it names none."""
+    found = _NAMED_SEQ.match(payload)
+    return None if found is None else int(found[1])
+
+
+def seq_of(line: bytes) -> int:
+    """The seq of a canonical line, or -1."""
+    digits = line[7 : line.find(b",")]
+    return int(digits) if digits.isdigit() else -1
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -14,11 +14,10 @@ from pydantic_core import to_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
-from kimi_ray.store.batch_rows import EpochRow, encode_epoch_row, encode_rows, expand_row
+from kimi_ray.store.batch_rows import EpochRow, encode_epoch_row, events_in, expand_row
+from kimi_ray.store.framing import encode_rows
 from kimi_ray.store.fs import Fs, pwrite_all
-from kimi_ray.store.layout import LOG_NAME
 from kimi_ray.store.log_files import LogSource
-from kimi_ray.store.log_scan import LogScan, ScannedBatch
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
 
@@ -49,14 +48,14 @@ def fork_log(
     """
     fs = tools.fs
     tools.directories.ensure(directory)
-    path = f"{directory}/{LOG_NAME}"
+    path = f"{directory}/{tools.framing.log_name}"
     temporary = f"{path}.tmp-{new_ulid()}"
     fd = fs.open(temporary, os.O_RDWR | os.O_CREAT)
     try:
         out = _Out(fs, fd)
-        batches, epoch = _copy(source, out, cut, header)
+        batches, epoch = _copy(tools, source, out, cut, to_json(header) + b"\n")
         row = EpochRow(epoch + 1, cut, nonce, tools.boot, tools.mode)
-        out.put(encode_rows(batches, cut, [encode_epoch_row(row)]))
+        out.put(encode_rows(tools.framing, batches, cut, [encode_epoch_row(row)]).data)
         if tools.durable:
             fs.fsync(fd)
         fs.link(temporary, path)
@@ -76,31 +75,45 @@ def fork_log(
     return log
 
 
-def _copy(source: LogSource, out: _Out, cut: int, header: dict[str, Any]) -> tuple[int, int]:
+def _copy(tools: LogTools, source: LogSource, out: _Out, cut: int, header_line: bytes) -> tuple[int, int]:
     """Write the copied batches; returns how many, and the newest epoch that was seen."""
-    scan = LogScan(source.read, source.size, source.path)
-    header_line = to_json(header) + b"\n"
-    batches = start = end = 0
+    framing = tools.framing
+    scan = framing.scan(source.read, source.size, source.path)
+    batches = 0
+    start = end = -1
     for batch in scan:
         if batch.number > 0 and batch.seq >= cut:
             break
-        if batch.number == 0:
-            out.put(encode_rows(0, 0, _rows_before(batch, cut), header_line=header_line))
-            start = end = scan.good
+        if start < 0:
+            start = end = batch.offset
+            if not framing.covers_header:
+                out.put(framing.header(header_line))
+        if batch.number == 0 and framing.covers_header:
+            first, *rest = _rows_before(batch.rows, batch.seq, cut)
+            out.put(framing.begin(header_line, first, framing.prepare(b"".join(rest), list(map(len, rest)))).data)
+            start = end = batch.end
         elif batch.next_seq <= cut:
-            end = scan.good
+            end = batch.end
         else:
             _copy_range(source, out, start, end)
             start = end
-            out.put(encode_rows(batch.number, batch.seq, _rows_before(batch, cut)))
+            out.put(encode_rows(framing, batch.number, batch.seq, _rows_before(batch.rows, batch.seq, cut)).data)
         batches += 1
     _copy_range(source, out, start, end)
-    if scan.next_seq < cut:
+    next_seq = scan.next_seq
+    if next_seq < cut and batches:  # the rows of a torn tail that its repair would keep
+        kept = scan.tail(tools.boot).kept
+        next_seq = scan.next_seq
+        rows = _rows_before(kept, next_seq - sum(map(events_in, kept)), cut)
+        if rows:
+            out.put(encode_rows(framing, batches, next_seq - sum(map(events_in, kept)), rows).data)
+            batches += 1
+    if next_seq < cut or not batches:
         raise StoreError(
-            f"{source.path} has {scan.next_seq} events, fewer than the {cut} to fork",
+            f"{source.path} has {next_seq} events, fewer than the {cut} to fork",
             code="store.gap",
             hint="flush the source first, or fork at an earlier event",
-            details={"expected": scan.next_seq, "cut": cut},
+            details={"expected": next_seq, "cut": cut},
         )
     return batches, 0 if scan.epoch is None else scan.epoch.epoch
 
@@ -112,14 +125,14 @@ def _copy_range(source: LogSource, out: _Out, start: int, end: int) -> None:
         start += len(data)
 
 
-def _rows_before(batch: ScannedBatch, cut: int) -> list[bytes]:
-    rows: list[bytes] = []
-    seq = batch.seq
-    for row in batch.rows:
-        lines = expand_row(row)
-        if seq + len(lines) <= cut:
-            rows.append(row)
+def _rows_before(rows: list[bytes], seq: int, cut: int) -> list[bytes]:
+    """The rows of events below ``cut``; a packed row that the cut goes through is taken apart."""
+    before: list[bytes] = []
+    for row in rows:
+        count = events_in(row)
+        if seq + count <= cut:
+            before.append(row)
         else:
-            rows.extend(line + b"\n" for line in lines[: max(0, cut - seq)])
-        seq += len(lines)
-    return rows
+            before.extend(line + b"\n" for line in expand_row(row)[: max(0, cut - seq)])
+        seq += count
+    return before

@@ -23,7 +23,7 @@ FORMAT = 1
 IDENTITY_NAME = "store.json"
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "9p", "ceph", "glusterfs", "beegfs", "gpfs", "afs")
 _PROBE_TIMEOUT_S = 30
-_KNOWN = (("jsonl", "none"),)
+_KNOWN = (("jsonl", "none"), ("jsonl", "zstd"))
 
 
 def check_backend(options: StoreOptions) -> None:
@@ -127,6 +127,10 @@ def _make_home(fs: Fs, home: str) -> None:
                 fs.mkdir(path)
         for path in missing:
             fs.sync_dir(path.rsplit("/", 1)[0] or "/")
+        while step:  # found, but another creator may have died before it synced them; not all may be opened
+            step = step.rsplit("/", 1)[0]
+            with contextlib.suppress(OSError):
+                fs.sync_dir(step or "/")
         if missing:
             fs.stat(home)  # a link to nothing is in the way of a directory, and none itself
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The plain JSONL store: one file a log, one file a document, nothing else to run.
+"""The JSONL store, plain or compressed: one file a log, one file a document, nothing else to run.
 
 ``JsonlStore`` is the seam's ``Store``. It only joins the parts: claims, streams, commits, documents, blobs.
 """
@@ -20,6 +20,7 @@ from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.forking import fork_log
+from kimi_ray.store.framing import framing_of
 from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
@@ -72,7 +73,8 @@ class JsonlStore:
         self._layout = Layout(fs, home)
         self._directories = Directories(fs, home, durable=durable)
         reservations = Reservations(fs, home)
-        self._tools = LogTools(fs, self._directories, Descriptors(fs), reservations, options.durability, boot)
+        framing = framing_of(identity.compression)
+        self._tools = LogTools(fs, self._directories, Descriptors(fs), reservations, options.durability, boot, framing)
         self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
         self._claims = Claims(self._owners, options.claim_timeout_s)
         self._sessions = SessionsHeld(self._claims, self._owners)
@@ -87,7 +89,7 @@ class JsonlStore:
         self._commits = Committer(strategy=strategy, sync_interval_s=interval_ms / 1000)
         self._documents = Documents(fs, self._layout, self._directories, durable=durable)
         self._blobs = Blobs(fs, self._layout, self._directories, durable=durable)
-        self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot)
+        self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot, identity)
         self._closed = False
 
     @classmethod

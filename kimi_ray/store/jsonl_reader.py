@@ -8,10 +8,11 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
+from kimi_ray.store.framing import Framing, framing_of
 from kimi_ray.store.fs import Fs, io_errors, names_in
-from kimi_ray.store.layout import LOG_NAME, Layout, not_found
+from kimi_ray.store.layout import Layout, not_found
 from kimi_ray.store.log_files import LogSource, open_log
-from kimi_ray.store.log_read import read_header_line, read_page
+from kimi_ray.store.log_read import Judged, judge, read_page
 from kimi_ray.store.log_scan import parse_header
 from kimi_ray.store.recovery import check_not_removed
 from kimi_ray.store.seam import (
@@ -30,6 +31,8 @@ from kimi_ray.store.survey import Survey, survey
 from kimi_ray.store.surviving import surviving_page
 from kimi_ray.store.verify import verify_log
 
+_JUDGED_MOST = 64
+
 
 def boot_id() -> str:
     """The kernel's id of this boot: while it is the same, nothing written was lost by a power cut. Empty if unknown."""
@@ -43,8 +46,13 @@ def boot_id() -> str:
 class JsonlReader:
     """Blocking reads of one home. Where the process also writes, the ``StreamLog`` says how far its log is written."""
 
-    def __init__(self, fs: Fs, layout: Layout, documents: Documents, blobs: Blobs, boot: str) -> None:
+    def __init__(
+        self, fs: Fs, layout: Layout, documents: Documents, blobs: Blobs, boot: str, identity: StoreIdentity
+    ) -> None:
         self._fs = fs
+        self._framing: Framing = framing_of(identity.compression)
+        self._home_id = identity.home_id
+        self._judged: dict[str, tuple[str, Judged]] = {}
         self._layout = layout
         self._documents = documents
         self._blobs = blobs
@@ -61,7 +69,7 @@ class JsonlReader:
         """All of a log, verified; see ``survey.survey``."""
         directory = self._directory(stream)
         with io_errors(directory):
-            return survey(self._fs, directory, stream, self._boot, size=_written(log)[0])
+            return survey(self._fs, directory, self._framing, stream, self._boot, size=_written(log)[0])
 
     def inspect(self, stream: Stream) -> LogView:
         """See ``Store.inspect``."""
@@ -73,21 +81,42 @@ class JsonlReader:
         size, next_seq, epoch = _written(log)
         with io_errors(directory):
             try:
-                source = open_log(self._fs, directory, size=size)
+                source = open_log(self._fs, directory, self._framing, size=size)
             except (FileNotFoundError, NotADirectoryError):
                 raise not_found(stream) from None
             with source:
-                page = read_page(source, seq, limit, max_bytes, next_seq=next_seq, epoch=epoch)
+                page = read_page(
+                    self._framing,
+                    source,
+                    seq,
+                    limit,
+                    max_bytes,
+                    next_seq=next_seq,
+                    epoch=epoch,
+                    judged=lambda: self._judge(stream, source),
+                )
         if page is None:
             raise not_found(stream)
         return page
+
+    def _judge(self, stream: Stream, source: LogSource) -> Judged:
+        """``judge``, remembered while the file stays as it is: every page of a torn log asks."""
+        revision = self.revision(stream)
+        known = self._judged.get(source.path)
+        if known is not None and known[0] == revision:
+            return known[1]
+        found = judge(self._framing, source, self._boot)
+        if len(self._judged) >= _JUDGED_MOST:
+            self._judged.clear()
+        self._judged[source.path] = (revision, found)
+        return found
 
     def opener(self, stream: Stream, log: StreamLog | None) -> Callable[[], LogSource]:
         """What opens the log for reading, as far as it is written."""
 
         def opened() -> LogSource:
             try:
-                return open_log(self._fs, self._directory(stream), size=_written(log)[0])
+                return open_log(self._fs, self._directory(stream), self._framing, size=_written(log)[0])
             except (FileNotFoundError, NotADirectoryError):
                 raise not_found(stream) from None
 
@@ -97,7 +126,7 @@ class JsonlReader:
         """See ``verify.verify_log``."""
         directory = self._directory(stream)
         with io_errors(directory):
-            return verify_log(self._fs, directory, stream, self._boot, size=_written(log)[0])
+            return verify_log(self._fs, directory, self._framing, stream, self._boot, size=_written(log)[0])
 
     def list_logs(self, session_id: str | None) -> list[ListedLog]:
         """See ``Store.list_logs``."""
@@ -116,15 +145,15 @@ class JsonlReader:
         return found
 
     def _listed(self, stream: Stream, directory: str) -> ListedLog | None:
-        path = f"{directory}/{LOG_NAME}"
+        path = f"{directory}/{self._framing.log_name}"
         try:
             with io_errors(path):
                 try:
-                    source = open_log(self._fs, directory)
+                    source = open_log(self._fs, directory, self._framing, repaired=False)
                 except FileNotFoundError:
                     return None
                 with source:
-                    line = read_header_line(source)
+                    line = self._framing.probe(source.read, source.size).header_line()
             if line is None:
                 raise not_found(stream).with_details(unborn=True)
             return ListedLog(stream, parse_header(line, path), path)
@@ -146,24 +175,25 @@ class JsonlReader:
 
     def revision(self, stream: Stream) -> str:
         """See ``Store.revision``: which file, and which state of it."""
-        path = f"{self._directory(stream)}/{LOG_NAME}"
+        path = f"{self._directory(stream)}/{self._framing.log_name}"
         with io_errors(path):
             try:
                 found = self._fs.stat(path)
             except (FileNotFoundError, NotADirectoryError):
                 raise not_found(stream) from None
-        return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+        state = f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+        return f"{self._home_id}:{state}"
 
     def read_surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
         """See ``Store.read_surviving``."""
         directory = self._directory(stream)
         with io_errors(directory):
             try:
-                source = open_log(self._fs, directory)
+                source = open_log(self._fs, directory, self._framing)
             except (FileNotFoundError, NotADirectoryError):
                 raise not_found(stream) from None
             with source:
-                return surviving_page(source, cursor, limit)
+                return surviving_page(self._framing, source, cursor, limit, self._boot)
 
     def close(self) -> None:
         """Nothing is held open between calls."""
@@ -171,14 +201,14 @@ class JsonlReader:
     def locate(self, stream: Stream) -> str | None:
         """See ``Store.locate``."""
         directory = self._layout.agent_dir(stream)
-        return None if directory is None else f"{directory}/{LOG_NAME}"
+        return None if directory is None else f"{directory}/{self._framing.log_name}"
 
     def read_raw(self, stream: Stream) -> bytes:
         """See ``Store.read_raw``."""
         directory = self._directory(stream)
         with io_errors(directory):
             try:
-                source = open_log(self._fs, directory)
+                source = open_log(self._fs, directory, self._framing, repaired=False)
             except (FileNotFoundError, NotADirectoryError):
                 raise not_found(stream) from None
             with source:
@@ -211,4 +241,4 @@ def jsonl_reader(fs: Fs, home: str, identity: StoreIdentity) -> JsonlReader:
     layout = Layout(fs, home)
     directories = Directories(fs, home, durable=False)
     documents = Documents(fs, layout, directories, durable=False)
-    return JsonlReader(fs, layout, documents, Blobs(fs, layout, directories, durable=False), boot_id())
+    return JsonlReader(fs, layout, documents, Blobs(fs, layout, directories, durable=False), boot_id(), identity)

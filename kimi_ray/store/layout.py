@@ -4,7 +4,7 @@
 
     <home>/store.json                                        identity
     <home>/sessions/<workspace_id>/<session_id>/state.json   session document
-    <home>/sessions/<workspace_id>/<session_id>/agents/<agent_id>/wire.jsonl
+    <home>/sessions/<workspace_id>/<session_id>/agents/<agent_id>/wire.jsonl[.zst]
     <home>/owners/<session_id>   <home>/writers/<ulid>.lock   <home>/claim.lock
     <home>/tombstones/<session_id>   <home>/blobs/<hex[:2]>/<hex>
 """
@@ -18,7 +18,8 @@ from kimi_ray.ids import is_path_safe_id
 from kimi_ray.store.fs import Fs, exists, names_in
 from kimi_ray.store.seam import Stream
 
-LOG_NAME = "wire.jsonl"
+LOG_NAMES = {"none": "wire.jsonl", "zstd": "wire.jsonl.zst"}
+"""The name of a log file by the compression of its store."""
 REDO_NAME = "wire.redo"
 DOCUMENT_NAME = "state.json"
 NO_WORKSPACE = "no_workspace"

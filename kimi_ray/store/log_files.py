@@ -16,11 +16,11 @@ from pydantic_core import from_json, to_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
-from kimi_ray.store.batch_rows import count_events, encode_rows
 from kimi_ray.store.directories import Directories
+from kimi_ray.store.framing import Framing
 from kimi_ray.store.fs import Fs, exists, io_error, names_in, pwrite_all, read_file, replace_file, write_file
-from kimi_ray.store.layout import LOG_NAME, REDO_NAME
-from kimi_ray.store.log_scan import LogScan, Tail
+from kimi_ray.store.layout import REDO_NAME
+from kimi_ray.store.log_scan import LogScan, Tail, parse_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +65,54 @@ class LogSource:
         self.close()
 
 
-def open_log(fs: Fs, directory: str, *, size: int | None = None) -> LogSource:
+def open_log(fs: Fs, directory: str, framing: Framing, *, size: int | None = None, repaired: bool = True) -> LogSource:
     """Open the log of an agent directory for reading.
 
     Args:
+        fs: The files.
+        directory: The agent's.
+        framing: The encoding of its log.
         size: Read only this far (a live log's written size); None takes the whole file and a pending repair.
+        repaired: Whether to show a pending repair as done.
 
     Raises:
+        LogError: ``log.version_unsupported`` when there is a repair pending that another version decided.
+        StoreError: ``store.corrupt`` when the pending repair is damaged.
         OSError: ``FileNotFoundError`` when there is none.
     """
-    path = f"{directory}/{LOG_NAME}"
-    redo = None if size is not None else read_redo(fs, directory)
+    path = f"{directory}/{framing.log_name}"
     fd = fs.open(path, os.O_RDONLY)
     try:
-        return LogSource(fs, path, fd, fs.fstat(fd).st_size if size is None else size, redo)
-    except OSError:
+        source = LogSource(fs, path, fd, fs.fstat(fd).st_size if size is None else size)
+        if size is not None or not repaired or not exists(fs, f"{directory}/{REDO_NAME}"):
+            return source
+        check_version(source, framing)
+        return LogSource(fs, path, fd, source.size, read_redo(fs, directory))
+    except BaseException:
         fs.close(fd)
         raise
 
 
-def create_log(fs: Fs, directories: Directories, directory: str, content: bytes, *, sync: bool) -> None:
+def check_version(source: LogSource, framing: Framing) -> None:
+    """Refuse the log of another version before anything else of it, or beside it, is looked at.
+
+    Raises:
+        LogError: ``log.version_unsupported``.
+    """
+    line = framing.probe(source.read, source.size).header_line()
+    if line is not None:
+        with contextlib.suppress(StoreError):
+            parse_header(line, source.path)
+
+
+def create_log(fs: Fs, directories: Directories, path: str, content: bytes, *, sync: bool) -> None:
     """A new log with this content: temporary file, sync, link, directory sync. Visible whole or not at all.
 
     Raises:
         OSError: ``FileExistsError`` when there is one.
     """
+    directory = path.rsplit("/", 1)[0]
     directories.ensure(directory)
-    path = f"{directory}/{LOG_NAME}"
     temporary = f"{path}.tmp-{new_ulid()}"
     write_file(fs, temporary, content, sync=sync)
     try:
@@ -125,9 +146,9 @@ def read_redo(fs: Fs, directory: str) -> Redo | None:
     return redo
 
 
-def apply_redo(fs: Fs, directories: Directories, directory: str, redo: Redo, *, sync: bool) -> None:
-    """Carry out a decided repair; may be repeated from any point."""
-    path = f"{directory}/{LOG_NAME}"
+def apply_redo(fs: Fs, directories: Directories, path: str, redo: Redo, *, sync: bool) -> None:
+    """Carry out a decided repair of the log at ``path``; may be repeated from any point."""
+    directory = path.rsplit("/", 1)[0]
     aside = f"{directory}/{redo.aside}"
     write_file(fs, aside, redo.moved, sync=sync)
     directories.sync(directory)
@@ -143,40 +164,36 @@ def apply_redo(fs: Fs, directories: Directories, directory: str, redo: Redo, *, 
     directories.sync(directory)
 
 
-def repair_tail(
-    fs: Fs, directories: Directories, directory: str, source: LogSource, scan: LogScan, tail: Tail, *, sync: bool
-) -> int:
-    """Move a torn tail aside and keep its rows that verify; returns the new size of the log."""
-    header = scan.header_line if scan.batches_read == 0 else None
-    kept = b""
-    if tail.kept:
-        seq = scan.next_seq - count_events(tail.kept, b"".join(tail.kept))
-        kept = encode_rows(scan.batches_read, seq, tail.kept, header_line=header)
+def repair_tail(fs: Fs, directories: Directories, source: LogSource, scan: LogScan, tail: Tail, *, sync: bool) -> int:
+    """Move a torn tail aside and keep its rows that go on in the log; returns the new size of the log."""
+    directory = source.path.rsplit("/", 1)[0]
+    kept = scan.encode_kept(tail.kept)
     offset = tail.offset
     epoch = scan.epoch.epoch if scan.epoch is not None else 0
     moved = source.read(offset, tail.size)
-    name = f"wire.tail-{epoch}-{offset}"
-    taken = set(names_in(fs, directory))
-    number = 0
-    aside = name
-    while aside in taken:
-        number += 1
-        aside = f"{name}-{number}"
+    aside = _free_name(fs, directory, f"wire.tail-{epoch}-{offset}")
     head = to_json({"offset": offset, "aside": aside, "moved": len(moved), "crc": crc32(moved + kept)})
     replace_file(fs, f"{directory}/{REDO_NAME}", b"%s\n%s%s" % (head, moved, kept), sync=sync, unique=new_ulid())
     directories.sync(directory)
-    apply_redo(fs, directories, directory, Redo(offset, aside, moved, kept), sync=sync)
+    apply_redo(fs, directories, source.path, Redo(offset, aside, moved, kept), sync=sync)
     return offset + len(kept)
 
 
-def set_unborn_aside(fs: Fs, directories: Directories, directory: str) -> None:
+def set_unborn_aside(fs: Fs, directories: Directories, path: str) -> None:
     """Rename a log that never came to be (no verifying first row), so that a new one can take its place."""
+    directory = path.rsplit("/", 1)[0]
+    fs.rename(path, f"{directory}/{_free_name(fs, directory, 'wire.tail-0-0')}")
+    directories.sync(directory)
+
+
+def _free_name(fs: Fs, directory: str, name: str) -> str:
     taken = set(names_in(fs, directory))
     number = 0
-    while f"wire.tail-0-{number}" in taken:
+    free = name
+    while free in taken:
         number += 1
-    fs.rename(f"{directory}/{LOG_NAME}", f"{directory}/wire.tail-0-{number}")
-    directories.sync(directory)
+        free = f"{name}-{number}"
+    return free
 
 
 def clear_leftovers(fs: Fs, directory: str) -> None:
@@ -187,9 +204,8 @@ def clear_leftovers(fs: Fs, directory: str) -> None:
                 fs.unlink(f"{directory}/{name}")
 
 
-def sync_found(fs: Fs, directories: Directories, directory: str) -> None:
+def sync_found(fs: Fs, directories: Directories, path: str) -> None:
     """First touch: what was found may only be page cache; make it durable before anything is promised."""
-    path = f"{directory}/{LOG_NAME}"
     if not exists(fs, path):
         return
     fd = fs.open(path, os.O_RDWR)
@@ -199,4 +215,4 @@ def sync_found(fs: Fs, directories: Directories, directory: str) -> None:
         raise io_error(error, path) from error
     finally:
         fs.close(fd)
-    directories.sync(directory)
+    directories.sync(path.rsplit("/", 1)[0])

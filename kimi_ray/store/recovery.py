@@ -7,6 +7,7 @@ from kimi_ray.store.fs import exists, io_errors
 from kimi_ray.store.layout import Layout, deleted, not_found
 from kimi_ray.store.log_files import (
     apply_redo,
+    check_version,
     clear_leftovers,
     open_log,
     read_redo,
@@ -14,7 +15,6 @@ from kimi_ray.store.log_files import (
     set_unborn_aside,
     sync_found,
 )
-from kimi_ray.store.log_scan import LogScan
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
 
@@ -64,28 +64,31 @@ def check_not_removed(layout: Layout, session_id: str) -> None:
 
 
 def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
-    fs, directories, durable = tools.fs, tools.directories, tools.durable
+    fs, directories, durable, framing = tools.fs, tools.directories, tools.durable, tools.framing
+    path = f"{directory}/{framing.log_name}"
+    try:
+        with open_log(fs, directory, framing, repaired=False) as source:
+            check_version(source, framing)
+    except FileNotFoundError:
+        clear_leftovers(fs, directory)
+        raise not_found(stream) from None
     clear_leftovers(fs, directory)
     redo = read_redo(fs, directory)
     if redo is not None:
-        apply_redo(fs, directories, directory, redo, sync=durable)
-    try:
-        source = open_log(fs, directory)
-    except FileNotFoundError:
-        raise not_found(stream) from None
-    with source:
-        scan = LogScan(source.read, source.size, source.path).finish()
+        apply_redo(fs, directories, path, redo, sync=durable)
+    with open_log(fs, directory, framing) as source:
+        scan = framing.scan(source.read, source.size, source.path).finish()
         tail = scan.tail(tools.boot)
         if tail.unborn:
-            set_unborn_aside(fs, directories, directory)
+            set_unborn_aside(fs, directories, path)
             raise not_found(stream)
         size = source.size
         batches = scan.batches_read
         if tail.size:
-            size = repair_tail(fs, directories, directory, source, scan, tail, sync=durable)
+            size = repair_tail(fs, directories, source, scan, tail, sync=durable)
             batches += 1 if tail.kept else 0
     if durable:
-        sync_found(fs, directories, directory)
+        sync_found(fs, directories, path)
     log = StreamLog(tools, stream, directory, scan.header)
     log.born = True
     log.size = log.synced = size

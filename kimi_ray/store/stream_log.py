@@ -15,17 +15,12 @@ from pydantic_core import to_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.store.admission import checked_payload, rows_after_overlap
-from kimi_ray.store.batch_rows import (
-    EpochRow,
-    encode_batch,
-    encode_closed_row,
-    encode_epoch_row,
-    encode_rows,
-)
+from kimi_ray.store.batch_rows import EpochRow, encode_closed_row, encode_epoch_row
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
+from kimi_ray.store.framing import Encoded, Framing, Prepared, encode_rows
 from kimi_ray.store.fs import Fs, io_error, io_errors, pwrite_all
-from kimi_ray.store.layout import LOG_NAME, deleted
+from kimi_ray.store.layout import deleted
 from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
 from kimi_ray.store.refusals import already_exists, grant_fenced
@@ -45,6 +40,7 @@ class LogTools:
     reservations: Reservations
     mode: str
     boot: str
+    framing: Framing
 
     @property
     def durable(self) -> bool:
@@ -93,7 +89,7 @@ class StreamLog:
         self.tools = tools
         self.stream = stream
         self.directory = directory
-        self.path = f"{directory}/{LOG_NAME}"
+        self.path = f"{directory}/{tools.framing.log_name}"
         self.header = header
         self.lock = threading.RLock()
         self.sync_lock = threading.RLock()  # taken before `lock`: one sync at a time, for a failure is told only once
@@ -131,7 +127,7 @@ class StreamLog:
                 return None
             if self.nonce == nonce and not self.closed:
                 self.granted_here = True
-                return WriterGrant(self.epoch, self.next_seq)
+                return WriterGrant(self.epoch, self.next_seq, self.header)
             epoch = self.epoch + 1
             if self.born:
                 row = EpochRow(epoch, self.next_seq, nonce, self.tools.boot, self.tools.mode)
@@ -141,7 +137,7 @@ class StreamLog:
                 with io_errors(self.path):
                     self.tools.reservations.keep(self.stream, Reservation(epoch, nonce, workspace, self.header))
             self.reserve(epoch, nonce)
-            return WriterGrant(epoch, self.next_seq)
+            return WriterGrant(epoch, self.next_seq, self.header)
 
     def close(self, epoch: int, nonce: str) -> None:
         """End this grant with a closed row, durable; another's grant is left alone."""
@@ -156,13 +152,16 @@ class StreamLog:
             self.closed, self.granted_here = True, False
 
     def _write_storage_row(self, row: bytes) -> None:
-        self._append(encode_rows(self.batches, self.next_seq, [row]), self.next_seq, 1)
+        self.sync()  # a row that outlives what stands before it would make a torn log a corrupt one
+        self._append(encode_rows(self.tools.framing, self.batches, self.next_seq, [row]), self.next_seq)
         self.sync()
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def write(self, batches: list[Batch]) -> list[StoreError | None]:
         """Write what is new in these batches, in order; one answer each. All new bytes go out in one write."""
+        framing = self.tools.framing
+        early = [self._prepare(batch) for batch in batches]  # it takes time: before the lock
         with self.lock:
             answers: list[StoreError | None] = [None] * len(batches)
             staged: list[bytes] = []
@@ -180,18 +179,27 @@ class StreamLog:
                     continue
                 if not row_bytes:
                     continue
+                whole = early[index] if row_bytes is batch.row_bytes else None
+                prepared = framing.prepare(payload, row_bytes) if whole is None else whole
                 if not self.born:
                     try:
-                        self._create(payload, row_bytes, batch.next_seq)
+                        self._create(prepared, batch.next_seq)
                     except StoreError as error:
                         answers[index] = error
                     number, seq = self.batches, self.next_seq
                     continue
-                staged.append(encode_batch(number, seq, payload, row_bytes))
+                encoded = framing.encode(number, seq, prepared)
+                staged.append(encoded.data)
                 waiting.append(index)
-                number, seq = number + 1, batch.next_seq
+                number, seq = number + encoded.batches, batch.next_seq
             self._flush(staged, seq, number, waiting, answers)
             return answers
+
+    def _prepare(self, batch: Batch) -> Prepared | None:
+        """A batch that will most likely be written whole."""
+        if batch.first_seq < self.next_seq or batch.epoch != self.epoch or self.closed:
+            return None
+        return self.tools.framing.prepare(bytes(batch.payload), batch.row_bytes)
 
     def _flush(
         self, staged: list[bytes], seq: int, number: int, waiting: list[int], answers: list[StoreError | None]
@@ -199,7 +207,7 @@ class StreamLog:
         if not staged:
             return
         try:
-            self._append(b"".join(staged), seq, number - self.batches)
+            self._append(Encoded(b"".join(staged), number - self.batches), seq)
         except StoreError as error:
             for index in waiting:
                 answers[index] = error
@@ -228,9 +236,11 @@ class StreamLog:
     def read_lines(self, start: int, end: int) -> list[bytes]:
         """Stored canonical lines ``start`` .. ``end - 1``."""
         lines: list[bytes] = []
-        with open_log(self.tools.fs, self.directory, size=self.size) as source:
+        framing = self.tools.framing
+        with open_log(self.tools.fs, self.directory, framing, size=self.size) as source:
             while start + len(lines) < end:
-                page = read_page(source, start + len(lines), end - start - len(lines), 8 << 20, next_seq=self.next_seq)
+                wanted = end - start - len(lines)
+                page = read_page(framing, source, start + len(lines), wanted, 8 << 20, next_seq=self.next_seq)
                 if page is None or not page.lines:
                     raise StoreError(
                         f"{self.stream} ends before seq {end}",
@@ -240,25 +250,25 @@ class StreamLog:
                 lines.extend(page.lines)
         return lines
 
-    def _create(self, payload: bytes, row_bytes: tuple[int, ...], next_seq: int) -> None:
-        epoch_row = encode_epoch_row(EpochRow(self.epoch, 0, self.nonce, self.tools.boot, self.tools.mode))
-        header_line = to_json(self.header) + b"\n"
-        content = encode_batch(0, 0, epoch_row + payload, (len(epoch_row), *row_bytes), header_line=header_line)
+    def _create(self, prepared: Prepared, next_seq: int) -> None:
+        tools = self.tools
+        epoch_row = encode_epoch_row(EpochRow(self.epoch, 0, self.nonce, tools.boot, tools.mode))
+        encoded = tools.framing.begin(to_json(self.header) + b"\n", epoch_row, prepared)
         try:
-            create_log(self.tools.fs, self.tools.directories, self.directory, content, sync=self.tools.durable)
+            create_log(tools.fs, tools.directories, self.path, encoded.data, sync=tools.durable)
         except FileExistsError:
             raise already_exists(self.stream) from None
         except OSError as error:
             raise io_error(error, self.path) from error
-        self.tools.reservations.drop(self.stream)
+        tools.reservations.drop(self.stream)
         self.born = True
-        self.size = self.synced = len(content)
+        self.size = self.synced = len(encoded.data)
         self.next_seq = self.durable_seq = next_seq
-        self.batches = 1
+        self.batches = encoded.batches
 
-    def _append(self, data: bytes, next_seq: int, batches: int) -> None:
+    def _append(self, encoded: Encoded, next_seq: int) -> None:
         """Write at the end or leave the file as it was."""
-        tools = self.tools
+        tools, data = self.tools, encoded.data
         try:
             descriptor = tools.descriptors.take(self.path)
             fd = descriptor.fd
@@ -279,7 +289,7 @@ class StreamLog:
         except OSError as error:
             raise io_error(error, self.path) from error
         self.size += len(data)
-        self.batches += batches
+        self.batches += encoded.batches
         self.next_seq = next_seq
         if tools.durable:
             self.unsynced.append(data)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from kimi_ray.store.batch_rows import EpochRow, expand_row
+from kimi_ray.store.batch_rows import EVENT_START, STORAGE_STARTS, EpochRow, expand_row, split_rows
+from kimi_ray.store.framing import Framing
 from kimi_ray.store.fs import Fs
 from kimi_ray.store.layout import not_found
 from kimi_ray.store.log_files import open_log
-from kimi_ray.store.log_scan import LogScan, Tail
+from kimi_ray.store.log_scan import Tail
 from kimi_ray.store.seam import LogView, Stream
 
 _TURN = b'"type":"turn/'
-_TURN_START = b'"type":"turn/start"'
-_TYPE_WITHIN = 80
+_TURN_ROW = re.compile(rb'\{"seq":\d+,"time":-?\d+,"type":"turn/(?:start|end)"')
+_CHUNK_ROW = re.compile(rb'\{"seq":\d+,"time":-?\d+,"type":"assistant/chunk"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +42,62 @@ class Survey:
             epoch=self.epoch.epoch if self.epoch is not None else 0,
             closers=tuple(closers),
             cut=self.next_seq,
-            torn_bytes=self.tail.size - sum(map(len, self.tail.kept)) if self.tail.size else 0,
+            torn_bytes=self.tail.torn_bytes,
         )
 
 
 class OpenTurn:
-    """Collects the rows of the turn that is open at the end."""
+    """Collects the rows of the turn that is open at the end, without streamed chunks, which close nothing."""
 
     def __init__(self) -> None:
-        self.rows: list[bytes] = []
+        self._kept: list[bytes] = []
+        self._last = b""
         self._open = False
 
-    def feed(self, rows: Iterable[bytes]) -> None:
-        """Follow rows in order."""
-        for row in rows:
-            if row.find(_TURN, 0, _TYPE_WITHIN) >= 0 and row.startswith(b'{"seq":'):
-                self._open = row.find(_TURN_START, 0, _TYPE_WITHIN) >= 0
-                self.rows = [row] if self._open else []
-            elif self._open:
-                self.rows.append(row)
+    @property
+    def rows(self) -> list[bytes]:
+        """What has to be known to close the turn; the last row is always the log's last event."""
+        return [*self._kept, self._last] if self._last else self._kept
+
+    def feed(self, payload: bytes) -> None:
+        """Follow rows in order; the cost is one search, unless a turn is open."""
+        start = _last_turn_row(payload)
+        if start >= 0:
+            payload = payload[start:]
+            self._open = b"turn/start" in payload[: payload.find(_TURN) + 24]
+            self._kept.clear()
+            self._last = b""
+        if not self._open:
+            return
+        for row in split_rows(payload):
+            if row.startswith(STORAGE_STARTS):
+                continue
+            if not row.startswith(EVENT_START) or _CHUNK_ROW.match(row):
+                self._last = row
+            else:
+                self._last = b""
+                self._kept.append(row)
 
 
-def survey(fs: Fs, directory: str, stream: Stream, boot: str, *, size: int | None = None) -> Survey:
+def _last_turn_row(payload: bytes) -> int:
+    """Where the last ``turn/start`` or ``turn/end`` row starts, or -1."""
+    at = len(payload)
+    while (at := payload.rfind(_TURN, 0, at)) >= 0:
+        start = payload.rfind(b"\n", 0, at) + 1
+        if _TURN_ROW.match(payload, start):
+            return start
+    return -1
+
+
+def survey(fs: Fs, directory: str, framing: Framing, stream: Stream, boot: str, *, size: int | None = None) -> Survey:
     """Read a log with every checksum.
 
     Args:
+        fs: The files.
+        directory: The agent's.
+        framing: The encoding of its log.
+        stream: Its name, for errors.
+        boot: The present boot id of the machine.
         size: Read only this far (a live log's written size); None takes the whole file.
 
     Raises:
@@ -72,18 +105,18 @@ def survey(fs: Fs, directory: str, stream: Stream, boot: str, *, size: int | Non
         OSError: As the file system gave it.
     """
     try:
-        source = open_log(fs, directory, size=size)
+        source = open_log(fs, directory, framing, size=size)
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(stream) from None
     with source:
-        scan = LogScan(source.read, source.size, source.path)
+        scan = framing.scan(source.read, source.size, source.path)
         turn = OpenTurn()
         for batch in scan:
-            turn.feed(batch.rows)
+            turn.feed(batch.payload)
         tail = scan.tail(boot)
         if tail.unborn:
             raise not_found(stream).with_details(unborn=True)
-        turn.feed(tail.kept)
+        turn.feed(b"".join(tail.kept))
         return Survey(scan.header, scan.next_seq, scan.epoch, scan.closed, tail, turn.rows)
 
 

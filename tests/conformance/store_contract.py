@@ -324,8 +324,9 @@ class StoreContract:
             await store.close()
 
     async def _killed_writer(self, home: Home, round_: int) -> int:
+        how = home.options()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _WRITER, str(home.path), home.options().backend, f"w{round_}",
+            sys.executable, "-c", _WRITER, str(home.path), how.backend, how.compression, str(how.shards), f"w{round_}",
             stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )  # fmt: skip
         assert process.stdout is not None
@@ -645,8 +646,9 @@ from kimi_ray.store import StoreOptions, Stream, open_store_for_writing
 from tests.conformance.store_contract import MAIN, header, notes
 
 async def main():
-    home, backend, nonce = sys.argv[1:]
-    store = await open_store_for_writing(home, StoreOptions(backend=backend))
+    home, backend, compression, shards, nonce = sys.argv[1:]
+    options = StoreOptions(backend=backend, compression=compression, shards=int(shards))
+    store = await open_store_for_writing(home, options)
     await store.open_session("s1", nonce, workspace_id="wd_x_0123")
     known = bool(await store.list_logs())
     grant = await store.open_writer(MAIN if known else header(), nonce)

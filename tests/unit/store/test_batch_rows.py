@@ -15,7 +15,7 @@ from kimi_ray.store.batch_rows import (
     expand_rows,
     parse_batch_row,
 )
-from kimi_ray.store.log_scan import LogScan
+from kimi_ray.store.plain_framing import PlainScan as LogScan
 
 HEADER = b'{"type":"log","version":1,"session_id":"s","agent_id":"main"}\n'
 SAME, OTHER = "boot-1", "boot-2"

@@ -1,4 +1,4 @@
-"""The plain JSONL backend keeps the contract of every store."""
+"""The JSONL backend keeps the contract of every store, plain and compressed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tests.unit.store.killable_fs import KillableFs
 
 
 class JsonlHome:
-    def __init__(self, path: Path, *, syncs: bool = True) -> None:
+    def __init__(self, path: Path, *, syncs: bool = True, compression: str = "none") -> None:
         self.path = path
         self.syncs = syncs
+        self.compression = compression
         self._files: dict[int, KillableFs] = {}
 
     def options(self, **options: Any) -> StoreOptions:
-        return StoreOptions(**{"backend": "jsonl", "claim_timeout_s": 2.0, **options})
+        return StoreOptions(**{"backend": "jsonl", "compression": self.compression, "claim_timeout_s": 2.0, **options})
 
     async def open(self, **options: Any) -> Store:
         files = KillableFs(syncs=self.syncs)
@@ -35,3 +36,9 @@ class TestJsonl(StoreContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> JsonlHome:
         return JsonlHome(tmp_path / "home", syncs=False)
+
+
+class TestZstd(StoreContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> JsonlHome:
+        return JsonlHome(tmp_path / "home", syncs=False, compression="zstd")
