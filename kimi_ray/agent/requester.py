@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
-from kimi_ray.errors import ProviderError
+from kimi_ray.errors import ProviderError, StoreError
 from kimi_ray.ids import new_message_id
 from kimi_ray.llm.assemble import Assembled, Assembler
 from kimi_ray.llm.chat import ChatProvider, ChatRequest, Chunk, ReasoningDelta, TextDelta, ToolCallDelta
@@ -94,6 +94,7 @@ class Requester:
 
         Raises:
             ProviderError: the last attempt's.
+            StoreError: there was no room for what the model said; what came so far is kept as an interrupted message.
             TurnStopped: the signal; text received so far is in the log as an interrupted message.
         """
         attempt = 0
@@ -133,11 +134,16 @@ class Requester:
             except TurnStopped:
                 self._keep_partial(run)
                 raise
+            except StoreError as error:
+                if error.code != "store.fenced":
+                    self._keep_partial(run)
+                raise
             return self._complete(run, answer)
 
     async def _stream(self, run: _Attempt) -> Assembled:
         recorder = _ChunkRecorder(self._journal, run)
         add, progress, stream = run.assembler.add, self._progress, run.route.provider.stream(run.request)
+        room = self._journal.durable.wait_for_room
         try:
             async for chunk in stream:
                 add(chunk)
@@ -148,6 +154,7 @@ class Requester:
                     if run.first_token is None:
                         run.first_token = now
                     progress.streamed_chars += recorder.take(chunk, now)
+                    await room()
         except BaseException:
             recorder.keep_rest()
             raise

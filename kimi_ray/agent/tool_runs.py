@@ -224,17 +224,17 @@ class _Run:
         self._call_seq = event.seq
 
     async def body(self, signal: TurnSignal) -> ToolOutput:
-        """Make the call durable, then run it."""
+        """Make the call durable, and room for its result, then run it."""
         if self._refusal is not None or self._tool is None:
             return self._refusal or ToolOutput("unknown tool", is_error=True, error_code="tool.unknown")
-        if self._owner.durable_before_body:
-            try:
-                await self._owner.journal.flush()
-            except KimiRayError as error:
-                self.store_error = error
-                return ToolOutput(
-                    REFUSED.format(why="the log could not be stored"), is_error=True, error_code=error.code
-                )
+        journal = self._owner.journal
+        try:
+            await journal.durable.wait_for_room()
+            if self._owner.durable_before_body:
+                await journal.flush()
+        except KimiRayError as error:
+            self.store_error = error
+            return ToolOutput(REFUSED.format(why="the log could not be stored"), is_error=True, error_code=error.code)
         if signal.fenced:
             return ToolOutput(REFUSED.format(why="another writer took over"), is_error=True, error_code="store.fenced")
         self._began = time.monotonic()

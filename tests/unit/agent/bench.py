@@ -38,6 +38,7 @@ class MemoryStore:
         self.error: KimiRayError | None = None
         self.room = asyncio.Event()
         self.room.set()
+        self.room_error: KimiRayError | None = None
         self.disk = asyncio.Event()
         self.disk.set()
 
@@ -57,6 +58,8 @@ class MemoryStore:
 
     async def wait_for_room(self) -> None:
         await self.room.wait()
+        if self.room_error is not None:
+            raise self.room_error
 
 
 class AgentBench:
