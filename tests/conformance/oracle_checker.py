@@ -21,6 +21,7 @@ import json
 import os
 import re
 import sqlite3
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,26 +271,68 @@ def read_zstd(path: Path) -> StoredLog:
 
 
 def read_sqlite(path: Path) -> dict[Stream, StoredLog]:
-    """All published logs of a database."""
+    """All published logs of a database, each row against its checksum."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        return _sqlite_logs(database, path)
+        database.execute("BEGIN")
+        streams = database.execute(
+            "SELECT s.id, s.session_id, s.agent_id, s.header, h.next_seq FROM streams s JOIN heads h ON h.stream = s.id"
+            " WHERE h.published = 1 AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE removed = 1)"
+        ).fetchall()
+        return {
+            (session, agent): _sqlite_log(database, StoredLog(f"{path}#{number}", json.loads(header)), number, end)
+            for number, session, agent, header, end in streams
+        }
     finally:
         database.close()
 
 
-def _sqlite_logs(database: sqlite3.Connection, path: Path) -> dict[Stream, StoredLog]:
-    raise NotImplementedError(f"{path}: its schema is not known here")
+_SEQ_BITS = 40
+
+
+def _sqlite_log(database: sqlite3.Connection, log: StoredLog, number: int, end: int) -> StoredLog:
+    grants = database.execute(
+        "SELECT epoch, seq, nonce, closed_seq FROM grants WHERE stream = ? ORDER BY epoch", (number,)
+    ).fetchall()
+    log.grants = [Grant(epoch, nonce, seq) for epoch, seq, nonce, _ in grants]
+    log.closed = [(epoch, closed) for epoch, _, _, closed in grants if closed >= 0]
+    span = (number << _SEQ_BITS, (number + 1) << _SEQ_BITS)
+    rows = database.execute("SELECT id, events, crc, data FROM rows WHERE id >= ? AND id < ? ORDER BY id", span)
+    for key, events, crc, data in rows:
+        seq, before = key - span[0], len(log.lines)
+        log.batches += 1
+        if crc32(struct.pack("<qqq", number, seq, events), crc32(data)) != crc:
+            log.problems.append(f"row {key} (seq {seq}) does not have its checksum")
+        if seq != before:
+            log.problems.append(f"row {key} says seq {seq} at {before}")
+        log.take_row(data.removesuffix(b"\n"))
+        if len(log.lines) - before != events:
+            log.problems.append(f"row {key} has {len(log.lines) - before} events and says {events}")
+    if len(log.lines) != end:
+        log.problems.append(f"its head says {end} events, its rows have {len(log.lines)}")
+    return log
+
+
+def _sqlite_documents(path: Path) -> list[tuple[str, int, bytes | None]]:
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return database.execute("SELECT session_id, revision, document FROM sessions WHERE removed = 0").fetchall()
+    finally:
+        database.close()
+
+
+def databases_of(home: Path) -> list[Path]:
+    """The databases of a home. Never in the process that has one open: closing a file drops the locks on it."""
+    return sorted(home.glob("shards/*.db"))
 
 
 def streams_of(home: Path) -> Iterator[tuple[Stream, StoredLog]]:
     """Every log of a home."""
-    for path in sorted(home.glob("sessions/*/*/agents/*/wire.jsonl*")):
-        stream = path.parts[-4], path.parts[-2]
-        yield stream, read_zstd(path) if path.name.endswith(".zst") else read_plain(path)
-    for path in sorted(home.glob("*.sqlite*")):
-        if path.suffix in (".sqlite", ".sqlite3"):
-            yield from read_sqlite(path).items()
+    for name, read in (("wire.jsonl", read_plain), ("wire.jsonl.zst", read_zstd)):
+        for path in sorted(home.glob(f"sessions/*/*/agents/*/{name}")):
+            yield (path.parts[-4], path.parts[-2]), read(path)
+    for path in databases_of(home):
+        yield from read_sqlite(path).items()
 
 
 # -- the comparison ------------------------------------------------------------------------------------------------
@@ -431,6 +474,12 @@ def _check_files(home: Path, report: Report, *, running: bool) -> None:
             revision = document.get("revision")
             if type(revision) is not int or revision < 1:
                 bad(f"{path} has revision {revision!r}")
+    for path in databases_of(home):
+        for session, revision, document in _sqlite_documents(path):
+            if document is not None:
+                report.documents += 1
+                if revision < 1 or not isinstance(json.loads(document), dict):
+                    bad(f"the document of {session} in {path} has revision {revision} or is no object")
     for path in home.glob("owners/*"):
         if ".tmp-" in path.name:
             continue
