@@ -9,9 +9,9 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, io_errors, read_file, replace_file
+from kimi_ray.store.fs import Fs, io_errors, names_in, read_file, replace_file
 from kimi_ray.store.layout import DOCUMENT_NAME, Layout
-from kimi_ray.store.log_files import clear_leftovers
+from kimi_ray.store.leftovers import clear_before
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.store.refusals import document_conflict
 from kimi_ray.store.seam import Document
@@ -60,12 +60,17 @@ class Documents:
             ) from error
         return Document(session_id, workspace_id, revision, facts)
 
-    def clear_leftovers(self, session_id: str) -> None:
-        """Remove temporary files of a process that died while writing the document. Call it under the claim."""
+    def clear_leftovers(self, session_id: str, writer: str) -> None:
+        """Remove temporary files of a process that died while writing the document, or making a log beside it.
+
+        Call it under the claim; ``writer`` as in ``leftovers.clear_before``.
+        """
         directory = self._layout.session_dir(session_id)
         if directory is not None:
             with io_errors(directory):
-                clear_leftovers(self._fs, directory)
+                clear_before(self._fs, directory, writer)
+                for agent in names_in(self._fs, f"{directory}/agents"):
+                    clear_before(self._fs, f"{directory}/agents/{agent}", writer)
 
     def list(self) -> list[Document]:
         """All documents; a damaged one has ``value={"error": ...}`` and revision -1."""

@@ -26,6 +26,7 @@ from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
 from kimi_ray.store.layout import Layout
+from kimi_ray.store.leftovers import sweep_abandoned
 from kimi_ray.store.owners import Owners
 from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
 from kimi_ray.store.refusals import already_exists, turn_open
@@ -107,8 +108,9 @@ class JsonlStore:
             path = os.path.abspath(home)
             with io_errors(path):
                 identity = open_identity(files, path, options)
-                finish_removals(Layout(files, path))
+                finish_removals(Layout(files, path), Directories(files, path, durable=options.durability == "disk"))
                 Reservations(files, path).sweep()
+                sweep_abandoned(files, path)
             return path, identity
 
         path, identity = await asyncio.to_thread(prepare)
@@ -142,7 +144,7 @@ class JsonlStore:
 
         def read(new: bool) -> Document | None:
             if new:
-                self._documents.clear_leftovers(session_id)
+                self._documents.clear_leftovers(session_id, self._owners.writer)
             return self._documents.read(session_id)
 
         await self._run(place)

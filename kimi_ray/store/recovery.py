@@ -76,6 +76,8 @@ def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
     redo = read_redo(fs, directory)
     if redo is not None:
         apply_redo(fs, directories, path, redo, sync=durable)
+    if durable:
+        sync_found(fs, directories, path)  # before the tail is judged: a power cut must not take back what was judged
     with open_log(fs, directory, framing) as source:
         scan = framing.scan(source.read, source.size, source.path).finish()
         tail = scan.tail(tools.boot)
@@ -87,8 +89,6 @@ def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
         if tail.size:
             size = repair_tail(fs, directories, source, scan, tail, sync=durable)
             batches += 1 if tail.kept else 0
-    if durable:
-        sync_found(fs, directories, path)
     log = StreamLog(tools, stream, directory, scan.header)
     log.born = True
     log.size = log.synced = size

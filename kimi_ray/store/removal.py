@@ -25,7 +25,7 @@ def remove_session(layout: Layout, directories: Directories, reservations: Reser
                 raise not_found(session_id)
             directories.ensure(layout.tombstones)
             write_file(layout.fs, tombstone, b"", sync=True)
-            directories.sync(layout.tombstones)
+        directories.sync(layout.tombstones)  # one that was found may only be page cache
         if directory is not None:
             remove_tree(layout.fs, directory)
             directories.forget(directory)
@@ -33,17 +33,26 @@ def remove_session(layout: Layout, directories: Directories, reservations: Reser
     layout.forget(session_id)
 
 
-def finish_removals(layout: Layout) -> None:
-    """Delete what a process left of removed sessions when it died in the middle."""
+def finish_removals(layout: Layout, directories: Directories) -> None:
+    """Delete what a process left of removed sessions when it died in the middle.
+
+    The tombstones are made durable first: what was found may only be page cache, and a session that comes back after a
+    power cut without some of its files would be worse than one that comes back whole.
+    """
     gone = names_in(layout.fs, layout.tombstones)
-    if not gone:
+    left = [
+        path
+        for workspace in layout.workspaces() if gone
+        for session_id in gone
+        if exists(layout.fs, path := f"{layout.sessions}/{workspace}/{session_id}")
+    ]
+    if not left:
         return
-    for workspace in layout.workspaces():
-        for session_id in gone:
-            path = f"{layout.sessions}/{workspace}/{session_id}"
-            with io_errors(path):
-                if exists(layout.fs, path):
-                    remove_tree(layout.fs, path)
+    with io_errors(layout.tombstones):
+        directories.sync(layout.tombstones)
+    for path in left:
+        with io_errors(path):
+            remove_tree(layout.fs, path)
 
 
 def remove_tree(fs: Fs, path: str) -> None:

@@ -12,7 +12,6 @@ from kimi_ray.store import JsonlStore, StoreOptions, Stream, open_store_for_writ
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.seam import Batch
 from tests.conformance.store_contract import MAIN, all_lines, chunk_events, code, header, line, notes, ok
-from tests.unit.store.lossy_fs import Disk, LossyFs
 
 
 async def source_store(home: Path) -> JsonlStore:
@@ -90,36 +89,3 @@ async def test_twenty_forks_at_once_while_the_source_goes_on(tmp_path: Path) -> 
     for target in targets:
         assert await all_lines(store, target) == [line(seq, text=f"n{seq}") for seq in range(50)]
     await store.close()
-
-
-async def test_a_fork_is_whole_or_not_there_after_a_power_cut() -> None:
-    calls = 0
-    while True:
-        disk = Disk()
-        fs = LossyFs(disk)
-        store = await JsonlStore.open("/home", StoreOptions(extra={"boot_id": "a"}), fs=fs)
-        await store.open_session("s1", "n", workspace_id="wd_x_0123")
-        await store.open_writer(header(), "w")
-        ok(await store.append([notes(0, 40)], sync=True))
-        fs.left = calls
-        done = True
-        target = Stream("s2", "main")
-        try:
-            await store.fork(MAIN, 30, header(target), "f")
-        except StoreError:
-            done = False
-        fs.kill()
-        disk.crash(calls)
-        after = await JsonlStore.open("/home", StoreOptions(extra={"boot_id": "b"}), fs=LossyFs(disk))
-        known = {row.stream for row in await after.list_logs()}
-        assert MAIN in known
-        assert not done or target in known
-        if target in known:
-            assert len(await all_lines(after, target)) == 30
-            assert (await after.verify(target)).ok
-        else:
-            await after.fork(MAIN, 30, header(target), "f")
-        await after.close()
-        calls += 1
-        if done:
-            return
