@@ -92,15 +92,19 @@ def _frame_end(data: bytes, start: int) -> int | None:
     return None if place > size else place
 
 
-def decode_frame(data: bytes, frame: Frame) -> bytes:
-    """The text of a complete frame, checked against its checksum.
+def decode_frame(data: bytes, frame: Frame, number: int) -> bytes:
+    """The text of a complete frame, checked against its checksum; ``number`` counts the frames, for refusals.
 
     Raises:
         Refusal: ``corrupt``.
     """
     text = _decoded(data[frame.start : frame.end], whole=True)
     if text is None:
-        raise corrupt(f"corrupt Zstandard session log: frame at byte {frame.start} failed validation", byte=frame.start)
+        raise corrupt(
+            f"corrupt Zstandard session log: frame at byte {frame.start} failed validation",
+            byte=frame.start,
+            frame=number,
+        )
     return text
 
 

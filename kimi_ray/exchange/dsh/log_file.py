@@ -47,7 +47,7 @@ def read_compressed(data: bytes) -> Stored:
     tail = _tail(data, found)
     if not found.frames:
         raise corrupt("empty or header-less Zstandard session log", byte=0)
-    record = decode_frame(data, found.frames[0])
+    record = decode_frame(data, found.frames[0], 0)
     if not record.endswith(b"\n") or record.index(b"\n") != len(record) - 1:
         raise corrupt("corrupt Zstandard session log: first frame is not exactly one header line", byte=0, frame=0)
     header = parse_header_line(record)
@@ -55,7 +55,7 @@ def read_compressed(data: bytes) -> Stored:
     bad: dict[str, Any] = {}
     for number, frame in enumerate(found.frames[1:], 1):
         place: dict[str, Any] = {"byte": frame.start, "frame": number}
-        scan.feed(decode_frame(data, frame), **place)
+        scan.feed(decode_frame(data, frame, number), **place)
         # A record may go on in the next frame; what counts is whether all frames together end with one.
         bad = {} if scan.committed == scan.scanned else bad or place
     if bad:
@@ -107,6 +107,6 @@ def list_compressed(data: bytes) -> JsonObject | None:
     if not found.frames:
         return None
     try:
-        return listed_header(decode_frame(data, found.frames[0]))
+        return listed_header(decode_frame(data, found.frames[0], 0))
     except Refusal:
         return None
