@@ -155,6 +155,22 @@ def fork(
     _measure(bench_fork(**settings, **stored, directory=directory), json)
 
 
+@bench.command()
+def loss(
+    kills: Annotated[int, typer.Option("--kills", min=1, help="How often each case is killed.")] = 10,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the moments of the kills. [a new one]")] = None,
+    directory: Directory = None,
+    json: Json = False,
+) -> None:
+    """What a process that is killed at a random moment loses, and what a power cut after it could, by mode.
+
+    The value is the worst loss of all; the window that bounds it stands in the floor's place.
+    """
+    from kimi_ray.bench.loss import bench_loss
+
+    _measure(bench_loss(kills=kills, seed=seed, directory=directory), json)
+
+
 def _measure(work: Coroutine[Any, Any, BenchReport], as_json: bool) -> None:
     data = asyncio.run(work).to_data()
     if as_json:
