@@ -1,4 +1,4 @@
-"""The bench that kills: what was promised is there after a kill and after a power cut; the tally outlives its writer."""
+"""The bench that kills: what was promised is there after a kill and a power cut; the tally outlives its writer."""
 
 from __future__ import annotations
 
