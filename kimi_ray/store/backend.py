@@ -25,4 +25,8 @@ async def open_store_for_writing(home: str, options: StoreOptions, *, fs: Fs | N
         fs = fs_from_spec(str(options.extra["fs"]))
     if options.backend == "jsonl":
         return await JsonlStore.open(home, options, fs=fs)
+    if options.backend == "sqlite":
+        from kimi_ray.store.sqlite import SqliteStore
+
+        return await SqliteStore.open(home, options, fs=fs)
     raise unavailable(options.backend, options.compression)

@@ -23,7 +23,7 @@ FORMAT = 1
 IDENTITY_NAME = "store.json"
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "9p", "ceph", "glusterfs", "beegfs", "gpfs", "afs")
 _PROBE_TIMEOUT_S = 30
-_KNOWN = (("jsonl", "none"), ("jsonl", "zstd"))
+_KNOWN = (("jsonl", "none"), ("jsonl", "zstd"), ("sqlite", "none"))
 
 
 def check_backend(options: StoreOptions) -> None:

@@ -85,6 +85,10 @@ def open_reader(fs: Fs, home: str, identity: StoreIdentity) -> Reader:
         from kimi_ray.store.jsonl_reader import jsonl_reader
 
         return jsonl_reader(fs, home, identity)
+    if identity.backend == "sqlite":
+        from kimi_ray.store.sqlite import sqlite_reader
+
+        return sqlite_reader(fs, home, identity)
     raise unavailable(identity.backend, identity.compression)
 
 

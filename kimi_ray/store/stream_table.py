@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
@@ -79,6 +80,18 @@ class StreamTable(Generic[L]):
     async def create(self, stream: Stream, make: Callable[[], L]) -> L:
         """The stream when it is loaded, else what ``make`` (blocking) gives."""
         return await self._obtain(stream, make)
+
+    @contextlib.asynccontextmanager
+    async def making(self, stream: Stream) -> AsyncGenerator[None]:
+        """Nobody else loads or makes this stream during the block."""
+        while stream in self._loading:
+            await asyncio.wait([self._loading[stream]])
+        done = self._loading[stream] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._loading[stream]
+            done.set_result(None)
 
     async def _obtain(self, stream: Stream, make: Callable[[], L]) -> L:
         found = self._logs.get(stream)

@@ -1,0 +1,97 @@
+"""One shard as a store process has it: opened with the first use, for reading and for writing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from kimi_ray.settings import Durability
+from kimi_ray.store.directories import Directories
+from kimi_ray.store.fs import Fs
+from kimi_ray.store.sqlite.beside import Onlooker
+from kimi_ray.store.sqlite.connections import Readers, checkpoint, connect_writer
+from kimi_ray.store.sqlite.database_file import DatabaseFile
+from kimi_ray.store.sqlite.failures import sqlite_errors
+from kimi_ray.store.sqlite.leftovers import clear_leftovers
+from kimi_ray.store.sqlite.transactions import CHECKPOINT_PAGES, Transactions
+from kimi_ray.store.sqlite.wal_check import check_wal
+
+R = TypeVar("R")
+
+_OPEN_WAIT_S = 2.0
+
+
+class Shard:
+    """A database of this process."""
+
+    def __init__(
+        self,
+        file: DatabaseFile,
+        fs: Fs,
+        directories: Directories,
+        durability: Durability,
+        writer: str,
+        *,
+        sync_interval_s: float,
+    ) -> None:
+        """
+        Args:
+            file: The database.
+            fs: The files beside it.
+            directories: Makes the directory.
+            durability: Of its commits.
+            writer: Names the lock of this process.
+            sync_interval_s: As in ``Transactions``.
+        """
+        self.file = file
+        self._fs = fs
+        self._directories = directories
+        self._durability: Durability = durability
+        self._writer = writer
+        self._touched = False
+        self._readers = Readers(file)
+        self._onlooker = Onlooker(file)
+        self.transactions = Transactions(file, durability, self._open, sync_interval_s=sync_interval_s)
+
+    def _open(self) -> sqlite3.Connection:
+        """The writing connection; with the first one, all that was found is made durable and leftovers go."""
+        file = self.file
+        if not file.exists():
+            file.create(self._fs, self._directories, self._writer)
+        elif not self._touched:
+            file.clear_unmade(self._fs)
+            check_wal(file, self._writer)
+        self._onlooker.close()
+        connection = connect_writer(file, self._durability)
+        try:
+            with sqlite_errors(file.path):
+                connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+                if not self._touched and self._durability == "disk":
+                    # What is found may only be in the page cache, left by a process that died.
+                    connection.execute("UPDATE store SET syncs = syncs + 1")
+                    checkpoint(connection, "TRUNCATE", wait_s=_OPEN_WAIT_S)
+                if not self._touched:
+                    clear_leftovers(connection, file, self._fs)
+        except BaseException:
+            connection.close()
+            raise
+        self._touched = True
+        return connection
+
+    def read(self, work: Callable[[sqlite3.Connection | None], R]) -> R:
+        """What ``work`` finds, in one read transaction; None stands for a database that is not there. Blocking.
+
+        Raises:
+            StoreError: As ``connections.connect`` and ``failures.store_error``, and what ``work`` raises.
+        """
+        if self.transactions.open:
+            with self._readers.reading() as connection:
+                return work(connection)
+        return self._onlooker.read(work)
+
+    async def close(self) -> None:
+        """Finish what was accepted; close every connection."""
+        await self.transactions.close()
+        self._readers.close()
+        self._onlooker.close()
