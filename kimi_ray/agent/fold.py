@@ -280,3 +280,6 @@ _HANDLERS: dict[str, Any] = {
     "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
 }
+
+FOLLOWED = frozenset(_HANDLERS)
+"""The types of events that ``AgentFold.apply`` looks at."""

@@ -5,9 +5,10 @@ What may enter: facts about single events. What may not: state over many events 
 """
 
 from kimi_ray.events.catalog import CORE, SURFACE_TYPES, Catalog, EventType
-from kimi_ray.events.envelope import SessionEvent, SurfaceOp, event_from_data, make_event, parse_event
+from kimi_ray.events.envelope import SessionEvent, SurfaceOp, event_from_data, glance, make_event, parse_event
 from kimi_ray.events.header import LOG_VERSION, LogHeader, ParentRef, WriterRef, parse_header
 from kimi_ray.events.json_rule import FrozenDict, FrozenList, decode, encode, freeze, thaw
+from kimi_ray.events.stored import read_stored, type_key
 
 __all__ = [
     "CORE",
@@ -26,8 +27,11 @@ __all__ = [
     "encode",
     "event_from_data",
     "freeze",
+    "glance",
     "make_event",
     "parse_event",
     "parse_header",
+    "read_stored",
     "thaw",
+    "type_key",
 ]

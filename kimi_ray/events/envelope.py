@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from sys import intern
 from typing import Any, Final, cast
 
 from kimi_ray.errors import LogError
-from kimi_ray.events.json_rule import FrozenDict, FrozenList, decode, encode, freeze
+from kimi_ray.events.json_rule import FrozenDict, FrozenList, decode, decode_plain, encode, freeze, freeze_checked
 
+_REQUIRED: Final = 4
+"""``seq``, ``time``, ``type`` and ``data`` are always there."""
 _KEYS: Final = frozenset({"seq", "time", "type", "data", "surface", "sources", "ignorable"})
 
 SurfaceOp = str | dict[str, list[int]]
@@ -17,7 +21,11 @@ SurfaceOp = str | dict[str, list[int]]
 
 
 class SessionEvent:
-    """One immutable event of a log. ``line`` is its canonical bytes without the final newline."""
+    """One immutable event of a log. ``line`` is its canonical bytes without the final newline.
+
+    The data of an event that was read from a store may be out of memory: it is then read from ``line`` when somebody
+    looks at it, and stays.
+    """
 
     __slots__ = ("data", "ignorable", "line", "seq", "sources", "surface", "time", "type")
 
@@ -30,26 +38,13 @@ class SessionEvent:
     ignorable: bool
     line: bytes
 
-    def __init__(
-        self,
-        seq: int,
-        time: int,
-        type: str,
-        data: Any,
-        surface: SurfaceOp | None,
-        sources: tuple[int, ...] | None,
-        ignorable: bool,
-        line: bytes,
-    ) -> None:
-        put = object.__setattr__
-        put(self, "seq", seq)
-        put(self, "time", time)
-        put(self, "type", type)
-        put(self, "data", data)
-        put(self, "surface", surface)
-        put(self, "sources", sources)
-        put(self, "ignorable", ignorable)
-        put(self, "line", line)
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for a slot that is empty: the data was unloaded.
+        if name != "data":
+            raise AttributeError(f"an event has no {name}")
+        data: Any = decode(self.line)["data"]
+        object.__setattr__(self, "data", data)
+        return data
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"an event cannot be changed ({name})")
@@ -69,6 +64,13 @@ class SessionEvent:
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         return (parse_event, (self.line,))
 
+    def unload(self) -> None:
+        """Let go of the parsed data; the next look at it reads ``line`` again."""
+        try:
+            object.__delattr__(self, "data")
+        except AttributeError:
+            pass
+
     @property
     def replaced(self) -> tuple[int, int] | None:
         """The surface span ``(start, end)`` that this event replaces, or None."""
@@ -80,6 +82,34 @@ class SessionEvent:
     def to_data(self) -> dict[str, Any]:
         """The envelope as a JSON object, in key order."""
         return envelope(self.seq, self.time, self.type, self.data, self.surface, self.sources, self.ignorable)
+
+
+class _NewEvent(SessionEvent):
+    """An event while its slots are being filled: three times faster than writing past the guard, slot by slot."""
+
+    __slots__ = ()
+    __setattr__ = object.__setattr__  # pyright: ignore[reportAssignmentType]
+
+    def __init__(
+        self,
+        seq: int,
+        time: int,
+        type: str,
+        data: Any,
+        surface: SurfaceOp | None,
+        sources: tuple[int, ...] | None,
+        ignorable: bool,
+        line: bytes,
+    ) -> None:
+        self.seq = seq
+        self.time = time
+        self.type = type
+        self.data = data
+        self.surface = surface
+        self.sources = sources
+        self.ignorable = ignorable
+        self.line = line
+        self.__class__ = SessionEvent  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def envelope(
@@ -126,7 +156,7 @@ def make_event(
         sources = _sources_of(list(sources), seq)
     # The caller's plain containers encode five times faster than their frozen copies, and hold the same values.
     line = encode(envelope(seq, time, type, data, surface, sources, ignorable))
-    return SessionEvent(seq, time, type, frozen, surface, sources, ignorable, line)
+    return _NewEvent(seq, time, type, frozen, surface, sources, ignorable, line)
 
 
 def parse_event(line: bytes, *, at: int | None = None) -> SessionEvent:
@@ -139,11 +169,20 @@ def parse_event(line: bytes, *, at: int | None = None) -> SessionEvent:
     Raises:
         LogError: ``log.not_json`` or ``log.bad_envelope``.
     """
-    raw = bytes(line).rstrip(b"\n")
-    if b"\n" in raw:
-        raise _bad("an event is one line", at)
-    value = decode(raw)
-    return event_from_data(value, line=raw, at=at)
+    raw = _one_line(line, at)
+    return _event_of(decode_plain(raw), raw, at, freeze_checked)
+
+
+def glance(line: bytes, *, at: int | None = None) -> SessionEvent:
+    """``parse_event`` for a fold that looks once: the data is checked but not frozen.
+
+    Whoever keeps the event calls ``unload`` before anybody else sees it.
+
+    Raises:
+        LogError: as ``parse_event``.
+    """
+    raw = _one_line(line, at)
+    return _event_of(decode_plain(raw), raw, at, _as_it_is)
 
 
 def event_from_data(value: Any, *, line: bytes | None = None, at: int | None = None) -> SessionEvent:
@@ -152,12 +191,42 @@ def event_from_data(value: Any, *, line: bytes | None = None, at: int | None = N
     Raises:
         LogError: ``log.bad_envelope`` naming the key.
     """
+    return _event_of(value, line, at, _as_it_is)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _one_line(line: bytes, at: int | None) -> bytes:
+    raw = bytes(line).rstrip(b"\n")
+    if b"\n" in raw:
+        raise _bad("an event is one line", at)
+    return raw
+
+
+def stored_event(value: Any, line: bytes, seq: int, kind: str | None) -> SessionEvent:
+    """An event from a line whose beginning was looked at: its seq is right, and so is ``kind`` unless it is None.
+
+    Raises:
+        LogError: ``log.bad_envelope``.
+    """
+    time, data = value.get("time"), value.get("data")
+    if kind is not None and type(time) is int and type(data) is dict:
+        more = len(value) - _REQUIRED
+        if more == 0:
+            return _NewEvent(seq, time, kind, data, None, None, False, line)
+        if more == 1 and value.get("surface") == "append":
+            return _NewEvent(seq, time, kind, data, "append", None, False, line)
+        if more == 1 and value.get("ignorable") is True:
+            return _NewEvent(seq, time, kind, data, None, None, True, line)
+    return _event_of(value, line, seq, _as_it_is)
+
+
+def _event_of(value: Any, line: bytes | None, at: int | None, shape: Callable[[Any], Any]) -> SessionEvent:
     if not isinstance(value, dict):
         raise _bad("an event is an object", at)
     body = cast("dict[str, Any]", value)
-    extra = body.keys() - _KEYS
-    if extra:
-        raise _bad(f"unknown envelope key {sorted(extra)[0]!r}", at)
     seq, time, kind, data = body.get("seq"), body.get("time"), body.get("type"), body.get("data")
     if type(seq) is not int or seq < 0:
         raise _bad("seq must be an int >= 0", at)
@@ -169,18 +238,25 @@ def event_from_data(value: Any, *, line: bytes | None = None, at: int | None = N
         raise _bad("type must be family/what", seq)
     if not isinstance(data, dict):
         raise _bad("data must be an object", seq)
-    surface = _surface_of(body.get("surface"), seq) if "surface" in body else None
-    sources = _sources_of(body["sources"], seq) if "sources" in body else None
-    ignorable = body.get("ignorable", False)
-    if "ignorable" in body and ignorable is not True:
-        raise _bad("ignorable is true or absent", seq)
+    surface: SurfaceOp | None = None
+    sources: tuple[int, ...] | None = None
+    ignorable = False
+    if len(body) > _REQUIRED:
+        extra = body.keys() - _KEYS
+        if extra:
+            raise _bad(f"unknown envelope key {sorted(extra)[0]!r}", at)
+        surface = _surface_of(body.get("surface"), seq) if "surface" in body else None
+        sources = _sources_of(body["sources"], seq) if "sources" in body else None
+        ignorable = "ignorable" in body
+        if ignorable and body["ignorable"] is not True:
+            raise _bad("ignorable is true or absent", seq)
     if line is None:
         line = encode(envelope(seq, time, kind, data, surface, sources, ignorable))
-    return SessionEvent(seq, time, kind, cast("Any", data), surface, sources, ignorable, line)
+    return _NewEvent(seq, time, intern(kind), shape(data), surface, sources, ignorable, line)
 
 
 def _surface_of(value: Any, seq: int) -> SurfaceOp:
-    if value == "append":
+    if type(value) is str and value == "append":
         return "append"
     if isinstance(value, dict):
         body = cast("dict[str, Any]", value)

@@ -5,28 +5,34 @@ Calls are coalesced: all logs that are opened (or closed) in one pass of the eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, cast
 
-from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import KimiRayError, error_from_data
-from kimi_ray.events import SessionEvent, parse_event, parse_header
+from kimi_ray.errors import KimiRayError, LogError, error_from_data
+from kimi_ray.events import parse_header
 from kimi_ray.hosts.agent_services import OpenedLog
 from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, store_name
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log import EventLog
 from kimi_ray.store.host_budget import HostBudget
-from kimi_ray.store.seam import AppendResult, Batch, Stream, WriterGrant
+from kimi_ray.store.seam import AppendResult, Batch, Page, Stream, WriterGrant
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.sharding import shard_of
 from kimi_ray.store.wire import pack_call
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.store.writer_settings import WriterSettings
 
-PAGE_EVENTS = 2_000
+PAGE_EVENTS = 8_000
+PAGE_BYTES = 2 << 20
+"""Of a log that is brought into memory: two pages are, at a time."""
+_SLICE_EVENTS = 500
+"""So many events are read back before the others on the loop have their turn."""
 
 
 class LogOpener:
@@ -130,6 +136,7 @@ class LogOpener:
         controller = opened.controller
         fenced = controller.state in ("fenced", "failed")
         await controller.close(0.0 if force else None, force=force or fenced)
+        opened.log.detach()
         self._open.pop(stream, None)
         if fenced or opened.log.next_seq == 0:
             return
@@ -152,21 +159,48 @@ class LogOpener:
         return answer
 
     async def _restore(self, stream: Stream, grant: WriterGrant) -> tuple[EventLog, AgentFold]:
-        view = await self._store.inspect(stream)
-        header = parse_header(view.header)
+        header = grant.header if grant.header is not None else (await self._store.inspect(stream)).header
+        log = EventLog(parse_header(header), max_event_bytes=self._config.max_event_bytes)
         fold = AgentFold()
-        events: list[SessionEvent] = []
+        try:
+            async with aclosing(self._pages(stream, grant.next_seq)) as pages:
+                async for lines in pages:
+                    for start in range(0, len(lines), _SLICE_EVENTS):
+                        log.read_back(lines[start : start + _SLICE_EVENTS], follow=fold.apply, types=FOLLOWED)
+                        await asyncio.sleep(0)
+        except LogError as error:
+            raise await self._with_path(stream, error) from error
+        return log, fold
+
+    async def _pages(self, stream: Stream, end: int) -> AsyncGenerator[tuple[bytes, ...]]:
+        """The stored lines below ``end``, in pages; while one is read back the store fetches the next."""
+
+        def fetch(seq: int) -> asyncio.Task[Page]:
+            return asyncio.create_task(self._store.read_from(stream, seq, min(PAGE_EVENTS, end - seq), PAGE_BYTES))
+
         seq = 0
-        while seq < grant.next_seq:
-            page = await self._store.read_from(stream, seq, PAGE_EVENTS)
-            if not page.lines:
-                raise KimiRayError(f"{stream} has no event {seq}", code="store.corrupt", details={"seq": seq})
-            for line in page.lines:
-                event = parse_event(line, at=seq)
-                fold.apply(event)
-                events.append(event)
-                seq += 1
-        return EventLog.restore(header, events, max_event_bytes=self._config.max_event_bytes), fold
+        ahead = fetch(seq) if end else None
+        try:
+            while ahead is not None:
+                lines = (await ahead).lines
+                if not lines:
+                    raise KimiRayError(f"{stream} has no event {seq}", code="store.corrupt", details={"seq": seq})
+                seq += len(lines)
+                ahead = fetch(seq) if seq < end else None
+                yield lines
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _with_path(self, stream: Stream, error: LogError) -> LogError:
+        """The same error naming the file, where the store keeps one for a log."""
+        path = await self._store.locate(stream)
+        if path is None:
+            return error
+        return LogError(
+            f"{error} (in {path})", code=error.code, hint=error.hint, details={**error.details, "path": path}
+        )
 
     def _sender(self, shard: int) -> Sender:
         sender = self._senders.get(shard)

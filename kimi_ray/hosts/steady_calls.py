@@ -114,6 +114,10 @@ class StoreCalls:
         """A log's header and end (``Store.inspect``)."""
         return await self._call(stream.session_id, "inspect", stream, group="store")
 
+    async def locate(self, stream: Stream) -> str | None:
+        """The path of a log on the storage node, where it has one (``Store.locate``)."""
+        return await self._call(stream.session_id, "locate", stream, group="store")
+
     async def read_blob(self, session_id: str, digest: str) -> bytes:
         """A blob, from the shard of the session that refers to it (``Store.read_blob``)."""
         return await self._call(session_id, "read_blob", digest, group="store")

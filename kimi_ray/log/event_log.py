@@ -2,21 +2,38 @@
 
 ``append`` is synchronous: check, freeze, encode; surface and order may veto; then the event is in the log (the commit
 point); then observers are told. What an observer raises is kept in ``observer_errors`` and stops nobody.
+
+A stored log comes back through ``read_back``, a page at a time: only what is on its surface stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from kimi_ray.errors import LogError
-from kimi_ray.events import CORE, Catalog, LogHeader, SessionEvent, SurfaceOp, make_event
+from kimi_ray.events import (
+    CORE,
+    SURFACE_TYPES,
+    Catalog,
+    LogHeader,
+    SessionEvent,
+    SurfaceOp,
+    make_event,
+    parse_event,
+    read_stored,
+    type_key,
+)
 from kimi_ray.log.messages import Message, derive
-from kimi_ray.log.order import Order
+from kimi_ray.log.order import FOLLOWED, Order
 from kimi_ray.log.surface import Surface
 from kimi_ray.wall_clock import epoch_ms
 
 MAX_EVENT_BYTES = 16 << 20
+_KEPT_ERRORS: Final = 100
+_READ: Final = SURFACE_TYPES | FOLLOWED
+"""The types that the log itself looks at when it is read back."""
 
 Observer = Callable[[SessionEvent], None]
 
@@ -32,6 +49,12 @@ class EventLog:
         catalog: The event types this program knows.
         clock: Epoch milliseconds, for ``time``.
         max_event_bytes: Largest encoded event.
+
+    Attributes:
+        first_live_seq: The seq of the first event that was appended here; what is below was read back.
+        last_end_seed: The seq of the newest ``log/end-seed``, or None.
+        replaced: While observers are told: the nodes that the event took off the surface.
+        observer_errors: The newest errors of observers, with the seq of the event.
     """
 
     def __init__(
@@ -46,31 +69,43 @@ class EventLog:
         self.order = Order()
         self.surface = Surface()
         self.first_live_seq = 0
-        self.observer_errors: list[tuple[int, BaseException]] = []
+        self.observer_errors: deque[tuple[int, BaseException]] = deque(maxlen=_KEPT_ERRORS)
         self.last_end_seed: int | None = None
+        self.replaced: tuple[SessionEvent, ...] = ()
         self._catalog = catalog
         self._clock = clock
         self._max_event_bytes = max_event_bytes
+        self._name = f"{header.session_id}/{header.agent_id}"
         self._next_seq = 0
         self._last: SessionEvent | None = None
-        self._observers: list[Observer] = []
-        self._vetoes: list[Observer] = []
+        self._observers: tuple[tuple[object, Observer], ...] = ()
+        self._vetoes: tuple[tuple[object, Observer], ...] = ()
         self._appending = False
+        self._ended: LogError | None = None
         self._messages: list[Message] = []
         self._messages_from = 0
-        self._messages_generation = 0
 
     @classmethod
-    def restore(cls, header: LogHeader, events: Iterable[SessionEvent], **options: Any) -> EventLog:
-        """A log from its stored events, in order from seq 0. Nothing is appended, nobody is told.
+    def restore(
+        cls, header: LogHeader, events: Iterable[SessionEvent], *, seed: bool = False, **options: Any
+    ) -> EventLog:
+        """A log from its stored events, in order from seq 0. Nothing is told to anybody.
+
+        Args:
+            header: The log's header.
+            events: All of its events; none is an explicit empty seed.
+            seed: The events were not written by this life of the log: they end in one ``log/end-seed``, which is
+                appended unless it is there already.
+            options: As for the constructor.
 
         Raises:
             LogError: ``log.bad_envelope`` (a gap), ``log.unknown_type``, ``log.bad_surface``.
         """
         log = cls(header, **options)
         for event in events:
-            log._adopt(event)
-        log.first_live_seq = log._next_seq
+            log.adopt(event)
+        if seed:
+            log.end_seed()
         return log
 
     @property
@@ -86,15 +121,36 @@ class EventLog:
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer`` with every event from now on, after its commit; returns what ends it.
 
-        It may not append to this log from inside its call.
+        It may look at this log, whose properties copy nothing, but may not append to it from inside its call. One that
+        is ended while an event is told still hears of that event.
         """
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer) if observer in self._observers else None
+        mark = object()
+        self._observers = (*self._observers, (mark, observer))
+
+        def end() -> None:
+            self._observers = tuple(pair for pair in self._observers if pair[0] is not mark)
+
+        return end
 
     def veto_with(self, check: Observer) -> Callable[[], None]:
-        """Call ``check`` with every event before its commit; what it raises refuses the event."""
-        self._vetoes.append(check)
-        return lambda: self._vetoes.remove(check) if check in self._vetoes else None
+        """Call ``check`` with every event before its commit; what it raises refuses the event. Returns what ends it."""
+        mark = object()
+        self._vetoes = (*self._vetoes, (mark, check))
+
+        def end() -> None:
+            self._vetoes = tuple(pair for pair in self._vetoes if pair[0] is not mark)
+
+        return end
+
+    def detach(self) -> None:
+        """No more events: the log is somebody else's now. An append in progress is told to the end. Idempotent."""
+        self._ended = LogError(
+            f"{self._name} was given back; nothing can be appended to it any more",
+            code="log.detached",
+            hint="open the log again",
+        )
+        if not self._appending:
+            self._observers = ()
 
     def append(
         self,
@@ -112,19 +168,20 @@ class EventLog:
         4. The observers are told, in the order they came.
 
         Raises:
-            LogError: ``log.reentrant``, ``log.not_json``, ``log.unknown_type``, ``log.event_too_large``,
-                ``log.bad_surface``, ``log.out_of_order``, or what a veto raised. The log is then unchanged.
+            LogError: ``log.reentrant``, ``log.detached``, ``log.not_json``, ``log.unknown_type``,
+                ``log.event_too_large``, ``log.bad_payload``, ``log.bad_surface``, ``log.out_of_order``, or what a veto
+                raised. The log is then unchanged.
         """
         if self._appending:
             raise LogError("an observer may not append to the log it observes", code="log.reentrant")
+        if self._ended is not None:
+            raise self._ended
         entry = self._catalog.get(type)
         if entry is None:
             raise LogError(f"the event type {type!r} is not in the catalogue", code="log.unknown_type")
         self._appending = True
         try:
             cited = None if sources is None else tuple(sources)
-            if cited is not None and (len(set(cited)) != len(cited) or any(not 0 <= s < self._next_seq for s in cited)):
-                raise LogError(f"the sources of {type} must be distinct earlier seqs", code="log.bad_envelope")
             event = make_event(self._next_seq, self._clock(), type, data, surface, cited, entry.ignorable)
             if len(event.line) > self._max_event_bytes:
                 raise LogError(
@@ -133,28 +190,36 @@ class EventLog:
                     hint="keep large content in a blob",
                     details={"bytes": len(event.line), "max_event_bytes": self._max_event_bytes},
                 )
-            plan = self.surface.check(event)
-            self.order.check(event)
-            for veto in self._vetoes:
+            try:
+                plan = self.surface.check(event)
+                self.order.check(event)
+            except _MALFORMED as error:
+                raise _bad_payload(event, error) from error
+            for _, veto in self._vetoes:
                 veto(event)
-            self._commit(event)
+            self._next_seq += 1
+            self._last = event
+            self.order.apply(event)
+            if type == "log/end-seed":
+                self.last_end_seed = event.seq
             if plan is not None:
-                self.surface.apply(plan)
-            for observer in tuple(self._observers):
+                self.replaced = self.surface.apply(plan)
+                if self.replaced:
+                    self._forget_messages()
+            for _, observer in self._observers:
                 try:
                     observer(event)
                 except Exception as error:  # noqa: BLE001  an observer never fails an append; kept for whoever looks
                     self.observer_errors.append((event.seq, error))
             return event
         finally:
+            self.replaced = ()
             self._appending = False
+            if self._ended is not None:
+                self._observers = ()
 
     def messages(self) -> list[Message]:
         """What the surface says to the model now: a fresh list of shared, frozen messages."""
-        if self._messages_generation != self.surface.generation:
-            self._messages = []
-            self._messages_from = 0
-            self._messages_generation = self.surface.generation
         for index in range(self._messages_from, len(self.surface)):
             message = derive(self.surface[index])
             if message is not None:
@@ -162,34 +227,99 @@ class EventLog:
         self._messages_from = len(self.surface)
         return list(self._messages)
 
+    def _forget_messages(self) -> None:
+        # At once, not at the next look: what a replace took off the surface leaves the memory.
+        self._messages = []
+        self._messages_from = 0
+
     def end_seed(self) -> SessionEvent | None:
         """Mark the end of a seed (``log/end-seed``) unless the log already ends in the mark."""
         if self._last is not None and self._last.type == "log/end-seed":
             return None
         return self.append("log/end-seed", {})
 
-    def _adopt(self, event: SessionEvent) -> None:
-        if event.seq != self._next_seq:
+    # -- reading back ------------------------------------------------------------------------------------------------
+
+    def adopt(self, event: SessionEvent) -> None:
+        """Take the next stored event. Nobody is told; its order was judged when it was written.
+
+        Raises:
+            LogError: ``log.bad_envelope`` (a gap, or an event was appended before), ``log.unknown_type``,
+                ``log.bad_payload``, ``log.bad_surface``.
+        """
+        if event.seq != self._next_seq or self.first_live_seq != self._next_seq:
             raise LogError(
-                f"event {event.seq} stands where {self._next_seq} belongs",
+                f"{self._name}: event {event.seq} stands where {self._next_seq} belongs",
                 code="log.bad_envelope",
                 details={"seq": event.seq, "expected": self._next_seq},
             )
-        if event.type not in self._catalog and not event.ignorable:
+        # A known type is read whatever the event says of itself: that is for readers who do not know it.
+        if not event.ignorable and event.type not in self._catalog:
             raise LogError(
-                f"event {event.seq} has the unknown type {event.type!r}",
+                f"{self._name}: event {event.seq} has the unknown type {event.type!r}",
                 code="log.unknown_type",
                 hint="upgrade kimi-ray, or install the Feature that wrote it",
                 details={"seq": event.seq, "type": event.type},
             )
-        plan = self.surface.check(event)
-        self._commit(event)
-        if plan is not None:
-            self.surface.apply(plan)
-
-    def _commit(self, event: SessionEvent) -> None:
-        self._next_seq += 1
+        try:
+            plan = self.surface.check(event)
+            self.order.apply(event)
+        except _MALFORMED as error:
+            raise _bad_payload(event, error) from error
+        self._next_seq = self.first_live_seq = event.seq + 1
         self._last = event
-        self.order.apply(event)
         if event.type == "log/end-seed":
             self.last_end_seed = event.seq
+        if plan is not None and self.surface.apply(plan):
+            self._forget_messages()
+
+    def read_back(
+        self, lines: Sequence[bytes], *, follow: Observer | None = None, types: frozenset[str] = frozenset()
+    ) -> None:
+        """Take the next stored lines: ``adopt`` for many, without what nobody looks at.
+
+        Lines of known types that neither this log nor ``follow`` reads are told by their first bytes and not parsed;
+        all others are held to the JSON rule. Events on the surface keep their line only, and are parsed again when
+        somebody looks at them.
+
+        Args:
+            lines: Canonical lines without newline, from ``next_seq`` on.
+            follow: Called with each event of ``types``; it may keep parts of the data, which it must not change.
+            types: What ``follow`` wants to see.
+
+        Raises:
+            LogError: ``log.not_json``, and as ``adopt``.
+        """
+        if not lines:
+            return
+        read = _READ | types
+        known = {type_key(entry.name): entry.name for entry in self._catalog}
+        passed = frozenset(key for key, name in known.items() if name not in read)
+        end = self._next_seq + len(lines)
+        untouched = self.first_live_seq == self._next_seq
+        for event in read_stored(lines, self._next_seq, known, passed):
+            if untouched:
+                self._next_seq = self.first_live_seq = event.seq  # what was passed over in between
+            self.adopt(event)
+            if follow is not None and event.type in types:
+                try:
+                    follow(event)
+                except _MALFORMED as error:
+                    raise _bad_payload(event, error) from error
+            event.unload()
+        if self._next_seq < end:
+            self._next_seq = self.first_live_seq = end
+            self._last = parse_event(lines[-1])
+
+
+_MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError)
+"""What reading a payload of another shape raises."""
+
+
+def _bad_payload(event: SessionEvent, error: Exception) -> LogError:
+    return LogError(
+        f"event {event.seq} ({event.type}) does not have the payload of its type: {error.__class__.__name__}: {error}",
+        code="log.bad_payload",
+        hint="kimi_ray.events.payloads says what each type carries",
+        details={"seq": event.seq, "type": event.type},
+    )

@@ -11,6 +11,23 @@ from kimi_ray.events import SessionEvent
 
 _IN_STEP = frozenset({"assistant/chunk", "assistant/message", "tool/call", "tool/result", "llm/retry", "llm/response"})
 
+FOLLOWED = frozenset(
+    {
+        "turn/start",
+        "turn/end",
+        "step/start",
+        "step/end",
+        "assistant/message",
+        "tool/call",
+        "tool/result",
+        "compaction/start",
+        "compaction/end",
+        "log/end-seed",
+        "runtime/activated",
+    }
+)
+"""The types that ``Order.apply`` looks at."""
+
 
 class Order:
     """Where a log stands: its open turn and step, and the calls of that step.
@@ -21,9 +38,11 @@ class Order:
         open_step: The open step's number, or None.
         pending_calls: Tool calls of the open step without a result: call id to the seq of its ``tool/call``, or None
             while it has not been started.
+        open_compaction: Id of the compaction that holds the surface, or None. Its start is a lock only for the writer
+            that wrote it: an end of a seed or another activation behind it makes it stale.
     """
 
-    __slots__ = ("next_step", "next_turn", "open_step", "open_turn", "pending_calls")
+    __slots__ = ("next_step", "next_turn", "open_compaction", "open_step", "open_turn", "pending_calls")
 
     def __init__(self) -> None:
         self.next_turn = 0
@@ -31,6 +50,7 @@ class Order:
         self.open_turn: int | None = None
         self.open_step: int | None = None
         self.pending_calls: dict[str, int | None] = {}
+        self.open_compaction: str | None = None
 
     def check(self, event: SessionEvent) -> None:
         """Refuse an event out of order.
@@ -48,6 +68,8 @@ class Order:
                 raise _bad(
                     event, f"turn {data['turn']} step {data['step']} is not open ({self.open_turn}.{self.open_step} is)"
                 )
+            if kind == "assistant/message":
+                tool_call_ids(event)  # so that following the committed event cannot fail
             if kind == "tool/call" and data["call_id"] not in self.pending_calls:
                 raise _bad(event, f"no message of this step asked for call {data['call_id']}")
             if kind == "tool/result" and data["message"]["source"]["call_id"] not in self.pending_calls:
@@ -68,15 +90,18 @@ class Order:
             raise _bad(event, "the surface is cut only between turns")
         elif kind in ("request/header", "todo/write") and self.open_turn is None:
             raise _bad(event, f"{kind} belongs inside a turn")
+        elif kind == "compaction/start" and self.open_compaction is not None:
+            raise _bad(event, f"compaction {self.open_compaction} has not ended")
+        elif kind == "compaction/end" and data["compaction_id"] != self.open_compaction:
+            raise _bad(event, f"compaction {data['compaction_id']} is not open")
 
     def apply(self, event: SessionEvent) -> None:
         """Follow a committed event."""
         kind, data = event.type, event.data
         if kind == "assistant/message":
             if event.replaced is None:
-                for block in data["message"]["content"]:
-                    if block["type"] == "tool-call":
-                        self.pending_calls[block["id"]] = None
+                for call_id in tool_call_ids(event):
+                    self.pending_calls[call_id] = None
         elif kind == "tool/call":
             self.pending_calls[data["call_id"]] = event.seq
         elif kind == "tool/result":
@@ -97,6 +122,15 @@ class Order:
             self.open_turn = None
             self.open_step = None
             self.pending_calls.clear()
+        elif kind == "compaction/start":
+            self.open_compaction = data["compaction_id"]
+        elif kind in ("compaction/end", "log/end-seed", "runtime/activated"):
+            self.open_compaction = None
+
+
+def tool_call_ids(event: SessionEvent) -> list[str]:
+    """The ids of the calls that an ``assistant/message`` asks for."""
+    return [block["id"] for block in event.data["message"]["content"] if block["type"] == "tool-call"]
 
 
 def _bad(event: SessionEvent, what: str) -> LogError:

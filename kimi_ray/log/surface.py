@@ -6,15 +6,14 @@ event it shadows. ``surface/cut`` replaces a span and then shows nothing itself 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kimi_ray.errors import LogError
 from kimi_ray.events import SURFACE_TYPES, SessionEvent
 
 
-@dataclass(frozen=True, slots=True)
-class SurfacePlan:
+class SurfacePlan(NamedTuple):
     """A checked transition, made by ``Surface.check`` and carried out by ``Surface.apply``."""
 
     event: SessionEvent
@@ -22,15 +21,21 @@ class SurfacePlan:
     """Index of the first node to take out; the number of nodes for an append."""
     end: int
     """Index behind the last node to take out."""
+    unanswered: int
+    """By how many the tool calls without a result grow."""
 
 
 class Surface:
-    """The ordered seqs on the surface. ``generation`` rises with every replace."""
+    """The ordered nodes on the surface. ``generation`` rises with every replace."""
 
-    __slots__ = ("_nodes", "generation")
+    __slots__ = ("_nodes", "_places", "_unanswered", "generation")
 
     def __init__(self) -> None:
         self._nodes: list[SessionEvent] = []
+        self._places: dict[int, int] | None = None
+        """Seq to index; made at the first replace and kept until a replace shifts the nodes behind it."""
+        self._unanswered = 0
+        """Tool calls on the surface less tool results on it."""
         self.generation = 0
 
     def __len__(self) -> int:
@@ -48,7 +53,7 @@ class Surface:
         return tuple(node.seq for node in self._nodes)
 
     def check(self, event: SessionEvent) -> SurfacePlan | None:
-        """Whether ``event`` may enter; changes nothing.
+        """Whether ``event`` may enter; changes nothing that can be seen.
 
         Returns:
             The plan for ``apply``, or None for an event that is not on the surface.
@@ -69,37 +74,64 @@ class Surface:
             if event.sources is not None and not event.sources and event.type != "assistant/message":
                 raise _bad(event, "empty sources are for assistant/message only")
             size = len(self._nodes)
-            return SurfacePlan(event, size, size)
-        start, end = self._index_of(event, span[0]), self._index_of(event, span[1])
-        if start > end:
+            return SurfacePlan(event, size, size, _unanswered(event))
+        start, end = self._place_of(event, span[0]), self._place_of(event, span[1]) + 1
+        if start >= end:
             raise _bad(event, f"the span {span[0]}..{span[1]} runs backwards on the surface")
-        shadowed = self._nodes[start : end + 1]
+        shadowed = self._nodes[start:end]
         cited = set(event.sources or ())
         missing = [node.seq for node in shadowed if node.seq not in cited]
         if missing:
             raise _bad(event, f"the replaced event {missing[0]} is not among the sources")
         if event.type == "tool/result":
             self._check_result_replace(event, shadowed)
-        if event.type == "surface/cut" and not tools_balanced(self._nodes, start, end + 1):
+        if event.type == "surface/cut" and not self.is_balanced(start, end):
             raise _bad(event, "the cut splits a tool call from its result")
-        return SurfacePlan(event, start, end + 1)
+        return SurfacePlan(event, start, end, _unanswered(event) - sum(map(_unanswered, shadowed)))
 
-    def apply(self, plan: SurfacePlan) -> None:
-        """Carry out a plan. A plan must not be older than the last change."""
-        shown = [] if plan.event.type == "surface/cut" else [plan.event]
-        if plan.start == plan.end:
-            self._nodes.extend(shown)
-            return
-        self._nodes[plan.start : plan.end] = shown
+    def apply(self, plan: SurfacePlan) -> tuple[SessionEvent, ...]:
+        """Carry out a plan, which must not be older than the last change; returns the nodes that it took out."""
+        event, start, end, unanswered = plan
+        self._unanswered += unanswered
+        if start == end:
+            if self._places is not None:
+                self._places[event.seq] = start
+            self._nodes.append(event)
+            return ()
+        shadowed = tuple(self._nodes[start:end])
+        shows = event.type != "surface/cut"
+        self._nodes[start:end] = [event] if shows else []
+        if self._places is not None:
+            if shows and end - start == 1:
+                del self._places[shadowed[0].seq]
+                self._places[event.seq] = start
+            elif start + shows == len(self._nodes):
+                # The end went: nothing behind it shifts.
+                for node in shadowed:
+                    del self._places[node.seq]
+                if shows:
+                    self._places[event.seq] = start
+            else:
+                self._places = None
         self.generation += 1
+        return shadowed
 
-    def _index_of(self, event: SessionEvent, seq: int) -> int:
-        # From the end: replaces almost always touch recent nodes or the whole head.
-        nodes = self._nodes
-        for index in range(len(nodes) - 1, -1, -1):
-            if nodes[index].seq == seq:
-                return index
-        raise _bad(event, f"{seq} is not on the surface")
+    def is_balanced(self, start: int, end: int) -> bool:
+        """Whether the cuts before index ``start`` and before ``end`` leave every tool call with its results.
+
+        Counted from the end, so a cut near the end of a long surface costs what it takes out.
+        """
+        before_end = self._unanswered - sum(map(_unanswered, self._nodes[end:]))
+        return before_end == 0 and sum(map(_unanswered, self._nodes[start:end])) == 0
+
+    def _place_of(self, event: SessionEvent, seq: int) -> int:
+        places = self._places
+        if places is None:
+            places = self._places = {node.seq: index for index, node in enumerate(self._nodes)}
+        place = places.get(seq)
+        if place is None:
+            raise _bad(event, f"{seq} is not on the surface")
+        return place
 
     def _check_result_replace(self, event: SessionEvent, shadowed: list[SessionEvent]) -> None:
         if len(shadowed) != 1 or shadowed[0].type != "tool/result":
@@ -108,18 +140,29 @@ class Surface:
             raise _bad(event, "a replaced tool/result may change only its content")
 
 
-def tools_balanced(nodes: list[SessionEvent], start: int, end: int) -> bool:
-    """Whether the cuts before ``start`` and before ``end`` leave every tool call with its results."""
+def tools_balanced(nodes: Iterable[SessionEvent]) -> list[bool]:
+    """For each cut of a surface (before each node, and behind the last), whether it leaves every call its results.
+
+    Raises:
+        LogError: ``log.bad_surface`` for a result without a call before it.
+    """
     open_calls = 0
-    for index, node in enumerate(nodes[:end]):
-        if index == start and open_calls:
-            return False
-        if node.type == "assistant/message":
-            content = node.data["message"]["content"]
-            open_calls += sum(1 for block in content if block["type"] == "tool-call")
-        elif node.type == "tool/result":
-            open_calls -= 1
-    return open_calls == 0
+    balanced = [True]
+    for node in nodes:
+        open_calls += _unanswered(node)
+        if open_calls < 0:
+            raise _bad(node, "a tool result stands before its call")
+        balanced.append(open_calls == 0)
+    return balanced
+
+
+def _unanswered(node: SessionEvent) -> int:
+    """How many more tool calls than results a node has."""
+    if node.type == "tool/result":
+        return -1
+    if node.type != "assistant/message":
+        return 0
+    return sum(1 for block in node.data["message"]["content"] if block["type"] == "tool-call")
 
 
 def _without_content(event: SessionEvent) -> object:

@@ -29,10 +29,14 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriterGrant:
-    """The right to append to one stream. ``next_seq`` is the seq of the next event."""
+    """The right to append to one stream. ``next_seq`` is the seq of the next event.
+
+    ``header`` is the log's when the store has it at hand, which spares the new writer a look at the whole log.
+    """
 
     epoch: int
     next_seq: int
+    header: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
