@@ -15,10 +15,11 @@ from kimi_ray.cli import exits
 from kimi_ray.cli.bench import bench
 from kimi_ray.cli.demo import demo
 from kimi_ray.cli.doctor import doctor
+from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, logs, status
-from kimi_ray.cli.session_care import verify
+from kimi_ray.cli.session_care import salvage, verify
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -56,7 +57,9 @@ app.command()(demo)
 app.command()(run)
 app.command()(swarm)
 sessions.command("verify")(verify)
+sessions.command("salvage")(salvage)
 app.add_typer(sessions, name="sessions")
+app.add_typer(imports, name="import")
 app.add_typer(bench, name="bench")
 app.command()(doctor)
 app.command()(status)

@@ -11,13 +11,15 @@ import typer
 
 from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Home, Json
-from kimi_ray.cli.printing import one_line, print_json, say, table, terminal_width
-from kimi_ray.cli.sessions import AgentOption
+from kimi_ray.cli.printing import one_line, print_json, say, table, tell, terminal_width
+from kimi_ray.cli.sessions import AgentOption, SessionArgument
 from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from kimi_ray.store.checkup import SessionCheck
     from kimi_ray.store.open import ReadStore
+    from kimi_ray.store.salvage import SalvageReport
+    from kimi_ray.store.seam import Store
 
 _PROBLEMS_SHOWN = 200
 
@@ -57,6 +59,92 @@ def verify(
         _print_checks(checks)
     if bad:
         raise typer.Exit(FAILED)
+
+
+def salvage(session: SessionArgument, agent: AgentOption = None, json: Json = False, home: Home = None) -> None:
+    """Make a new session of everything in a damaged one that verifies. The damaged one stays as it is.
+
+    What is lost is marked in the new logs (log/salvaged), what referred to it is mended. With --json: {"source",
+    "session_id", "workspace_id", "document", "logs": [{"agent_id", "header", "events", "survived", "lost":
+    [{"after_seq", "count", "file", "offset"}], "repairs", "repaired", "duplicates", "missing_blobs", "problems"}],
+    "removed"}.
+    """
+    from kimi_ray.cli.lookup import open_home
+
+    reading, place = open_home(home, session)
+    report = asyncio.run(_salvage(reading, place, session, agent))
+    if json:
+        print_json(report.to_data())
+    else:
+        _print_salvage(report)
+
+
+async def _salvage(reading: ReadStore, place: str, session: str, agent: str | None) -> SalvageReport:
+    from kimi_ray.cli.lookup import find_session, find_stream, is_run
+    from kimi_ray.store.salvage import salvage_session
+
+    agents: list[str] | None = None
+    if agent is not None or (not is_run(session) and (":" in session or "/" in session)):
+        stream = await find_stream(reading, session, agent)
+        session_id, agents = stream.session_id, [stream.agent_id]
+    else:
+        session_id = await find_session(reading, session)
+    store = await _writing(reading, place)
+    try:
+        return await salvage_session(store, session_id, agents=agents)
+    finally:
+        await store.close()
+
+
+async def _writing(reading: ReadStore, place: str) -> Store:
+    """The same home for writing, beside whatever else writes there."""
+    from kimi_ray.config import load_config
+    from kimi_ray.store.backend import open_store_for_writing
+    from kimi_ray.store.seam import StoreOptions
+
+    found = reading.identity
+    options = StoreOptions(
+        backend=found.backend,
+        compression=found.compression,
+        shards=found.shards,
+        network_home=load_config(place).network_home,
+        expected_home_id=found.home_id,
+    )
+    return await open_store_for_writing(place, options)
+
+
+def _print_salvage(report: SalvageReport) -> None:
+    rows = [
+        [
+            log.agent_id,
+            str(log.survived),
+            str(len(log.lost)),
+            str(log.repairs),
+            str(log.events),
+            "nothing survived" if not log.events else "" if log.header == "kept" else "header rebuilt",
+        ]
+        for log in report.logs
+    ]
+    head = ["agent", "survived", "gaps", "repairs", "events", ""]
+    say(table(head, rows, width=terminal_width(sys.stdout), right=".rrrr"))
+    say()
+    for log in report.logs:
+        for lost in log.lost:
+            count: Any = lost.get("count")
+            what = "events up to the end" if count is None else f"{count} event{'s' * (count != 1)}"
+            place = ", ".join(f"{name} {lost[name]}" for name in ("file", "offset", "rowid") if name in lost)
+            say(
+                one_line(
+                    f"{log.agent_id}: lost {what} after seq {lost['after_seq']}" + (f" [{place}]" if place else "")
+                )
+            )
+        for blob in log.missing_blobs:
+            say(one_line(f"{log.agent_id}: {blob['code']}: {blob['digest']}, which seq {blob['seq']} refers to"))
+    if report.document == "rebuilt":
+        say("the document could not be read and was made anew: title and tags are gone")
+    for session_id in report.removed:
+        tell(f"removed {session_id}, which an earlier salvage had not finished")
+    say(f"new session: {report.session_id}")
 
 
 async def _collect(store: ReadStore, session: str | None, agent: str | None) -> list[SessionCheck]:

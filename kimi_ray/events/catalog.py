@@ -83,6 +83,7 @@ CORE = Catalog(
         EventType("compaction/end", p.CompactionEnd),
         EventType("log/end-seed", p.LogEndSeed),
         EventType("log/forked", p.LogForked),
+        EventType("log/salvaged", p.LogSalvaged, ignorable=True),
         EventType("runtime/activated", p.RuntimeActivated, ignorable=True),
         EventType("subagent/spawned", p.SubagentSpawned),
         EventType("subagent/started", p.SubagentStarted),

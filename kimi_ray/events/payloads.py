@@ -18,6 +18,9 @@ class Payload(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    imported: JsonObject | None = None
+    """What an event of another program had besides, as it was."""
+
 
 class BlobRef(Payload):
     """Content kept by reference in ``<home>/blobs/``: digest ``sha256:<hex>`` and length."""
@@ -307,6 +310,20 @@ class LogForked(Payload):
 
     source: JsonObject
     at: str | None = None
+
+
+class LogSalvaged(Payload):
+    """This log was made of what verified in a damaged one; here something is missing, or was mended.
+
+    Seqs are those of the source; ``data`` of the events around is as it was, so seqs inside of it are the source's too.
+    """
+
+    source: JsonObject
+    """{session_id, agent_id}."""
+    lost: list[JsonObject] = Field(default_factory=list)
+    """Each {after_seq, count?, file?, offset?}."""
+    repaired: list[JsonObject] | None = None
+    """At the end of the log: each {seq, new_seq?, change}."""
 
 
 class RuntimeActivated(Payload):

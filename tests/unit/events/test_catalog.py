@@ -25,7 +25,15 @@ run/manifest score/recorded note/added
 task/started task/ended task/lost
 todo/write hook/invoked hook/result
 """.split()
-IGNORABLE = {"llm/response", "llm/tokens", "runtime/activated", "run/manifest", "score/recorded", "note/added"}
+IGNORABLE = {
+    "log/salvaged",
+    "llm/response",
+    "llm/tokens",
+    "runtime/activated",
+    "run/manifest",
+    "score/recorded",
+    "note/added",
+}
 
 
 def test_version_1_has_these_words() -> None:
