@@ -227,12 +227,17 @@ def expand_rows(rows: Iterable[bytes]) -> list[bytes]:
     return lines
 
 
+def census(payload: bytes) -> tuple[int, bool]:
+    """How many events these rows hold, and whether each row is one event: no packed row, none of the store's own."""
+    rows = payload.count(b"\n")
+    if payload.count(b'\n{"seq":') + payload.startswith(EVENT_START) == rows:
+        return rows, True
+    return sum(map(events_in, split_rows(payload))), False
+
+
 def count_events(payload: bytes) -> int:
     """How many events these rows hold."""
-    plain = payload.count(b'\n{"seq":') + payload.startswith(EVENT_START)
-    if plain == payload.count(b"\n"):
-        return plain
-    return sum(map(events_in, split_rows(payload)))
+    return census(payload)[0]
 
 
 def events_in(row: bytes) -> int:

@@ -96,6 +96,10 @@ class Probe(Protocol):
         """The rows of a batch."""
         ...
 
+    def loose(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """Rows that verify where no batch was found, each with its offset."""
+        ...
+
 
 class Framing(Protocol):
     """One encoding of log files. Stateless, thread-safe."""

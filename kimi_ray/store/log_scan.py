@@ -39,7 +39,7 @@ LOG_VERSION = 1
 class ScannedBatch:
     """A batch whose every checksum is right. ``payload`` is its rows, storage rows too, each with its newline.
 
-    ``end`` is where the next batch starts in the file.
+    ``end`` is where the next batch starts in the file; ``only_events``: no row is packed or one of the store's own.
     """
 
     number: int
@@ -48,6 +48,7 @@ class ScannedBatch:
     offset: int
     end: int
     payload: bytes
+    only_events: bool
 
     @property
     def rows(self) -> list[bytes]:
@@ -137,7 +138,8 @@ class LogScan(ABC):
             batch = self.next_batch(offset)
             if batch is None:
                 return
-            self.account(batch.payload)
+            if not batch.only_events:
+                self.account(batch.payload)
             offset = self.good = batch.end
             self.batches_read += 1
             self.next_seq = batch.next_seq
@@ -174,11 +176,6 @@ class LogScan(ABC):
 
     def account(self, payload: bytes) -> None:
         """Follow the grants in these rows."""
-        for start in (EPOCH_START, CLOSED_START):
-            if payload.startswith(start) or b"\n" + start in payload:
-                break
-        else:
-            return
         for row in split_rows(payload):
             if row.startswith(EPOCH_START):
                 found = parse_epoch_row(row)

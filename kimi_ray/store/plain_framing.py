@@ -12,8 +12,8 @@ from kimi_ray.store.batch_rows import (
     CLOSED_START,
     EPOCH_START,
     BatchRow,
+    census,
     count_events,
-    crcs_of,
     encode_batch_row,
     encode_rows,
     parse_batch_row,
@@ -31,6 +31,8 @@ from kimi_ray.store.window import ReadAt, Window
 _HEADER_MAX = 16 << 20
 _READ_AHEAD = 256 << 10
 _MARK = b"\n" + BATCH_START
+_LOOSE_MOST = 64 << 20
+_CRC_TEXT = re.compile(rb'"([0-9a-f]{8})"')
 _ROW_LIKE = re.compile(rb'\{"(?:seq|batch|epoch|closed|type)":')
 
 
@@ -113,7 +115,9 @@ class PlainScan(LogScan):
         if row.number != self.batches_read or row.seq != self.next_seq:
             return None
         self._bad = None
-        return ScannedBatch(row.number, row.seq, row.seq + count_events(payload), offset, start + row.size, payload)
+        events, only = census(payload)
+        end = start + row.size
+        return ScannedBatch(row.number, row.seq, row.seq + events, offset, end, payload, only)
 
     def encode_kept(self, kept: list[bytes]) -> bytes:
         """See ``LogScan.encode_kept``."""
@@ -142,11 +146,12 @@ class PlainScan(LogScan):
 
     def _keep(self) -> tuple[list[bytes], tuple[int, int]]:
         """Rows after G that verify, and ``(offset, seq)`` of the first that does not."""
+        at = self.good or len(self.header_line or b"")
         if self._bad is None:
-            return [], (self.good, self.next_seq)
+            return [], (at, self.next_seq)
         row, start = self._bad
         if row.number != self.batches_read or row.seq != self.next_seq:
-            return [], (self.good, self.next_seq)
+            return [], (at, self.next_seq)
         payload = self.window.bytes_at(start, min(row.size, self.window.size - start))
         header = self.header_line if self.batches_read == 0 else None
         if header is not None and row.row_crcs[:1] != [b"%08x" % crc32(header)]:
@@ -249,10 +254,9 @@ class PlainProbe:
 
     def first(self, start: int, end: int) -> Found | None:
         """See ``Probe.first``."""
-        if start < end and (start == 0 or self._window.bytes_at(start - 1, 1) == b"\n"):
-            found = self.at(start)
-            if found is not None:
-                return found
+        found = self.at(start) if start < end else None
+        if found is not None:
+            return found
         for at in self._window.occurrences(_MARK, start, end - 1):
             found = self.at(at + 1)
             if found is not None:
@@ -268,19 +272,42 @@ class PlainProbe:
         return None
 
     def rows(self, found: Found) -> FoundRows:
-        """See ``Probe.rows``."""
+        """See ``Probe.rows``. A row is known by its checksum: a lost newline costs the rows beside it only."""
         row = found.row
         if row is None:
             return FoundRows([])
         payload = self._window.bytes_at(found.start, min(row.size, self._window.size - found.start))
-        at = found.start
-        rows: list[tuple[int, bytes | None]] = []
         expected = row.crc_values[1:] if row.number == 0 else row.crc_values
-        lines = split_rows(payload)
-        for line, crc, own in zip(lines, expected, crcs_of(lines), strict=False):
-            rows.append((at, line if crc == own else None))
+        at, next_crc, lost = found.start, 0, 0
+        rows: list[tuple[int, bytes | None]] = []
+        for line in split_rows(payload):
+            crc = crc32(line)
+            place = next_crc
+            if place >= len(expected) or expected[place] != crc:
+                place = expected.index(crc, next_crc) if crc in expected[next_crc:] else -1
+            if place < 0:
+                rows.append((at, None))
+                lost -= 1
+            else:
+                rows.append((at, line))
+                lost += place - next_crc
+                next_crc = place + 1
             at += len(line)
-        missing = max(0, len(expected) - len(lines))
-        if not missing and (len(lines) > len(expected) or at != found.end):
-            missing = 1
-        return FoundRows(rows, missing)
+        lost += len(expected) - next_crc
+        if not lost and at != found.end:
+            lost = 1
+        return FoundRows(rows, max(0, lost))
+
+    def loose(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """See ``Probe.loose``: a damaged batch row still names the checksums of its rows."""
+        if end - start > _LOOSE_MOST:
+            return []
+        data = self._window.bytes_at(start, end - start)
+        known = {int(text, 16) for text in _CRC_TEXT.findall(data)}
+        rows: list[tuple[int, bytes]] = []
+        at = start
+        for line in split_rows(data):
+            if crc32(line) in known:
+                rows.append((at, line))
+            at += len(line)
+        return rows

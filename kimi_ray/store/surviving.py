@@ -17,8 +17,6 @@ from kimi_ray.store.log_read import judge
 from kimi_ray.store.log_scan import corrupt, parse_header
 from kimi_ray.store.seam import SurvivingPage
 
-Events = list[tuple[int, bytes]]
-
 
 def surviving_page(framing: Framing, source: LogSource, cursor: int, limit: int, boot: str) -> SurvivingPage:
     """The events of the next batches that are found from byte ``cursor`` on.
@@ -38,55 +36,77 @@ def surviving_page(framing: Framing, source: LogSource, cursor: int, limit: int,
     except StoreError as error:
         if cursor == 0:
             damage.append(error.to_data())
-    offset = cursor or probe.body()
-    events: Events = []
-    while len(events) < limit:
+    offset = cursor or (0 if header is None else probe.body())
+    taken = _Taken(source.path, damage)
+    while len(taken.events) < limit:
         found = probe.first(offset, source.size)
+        end = source.size if found is None else found.offset
+        if end > offset:
+            loose = probe.loose(offset, end)
+            for at, row in loose:
+                taken.row(at, row)
+            if found is not None or not _kept(framing, source, boot, taken):
+                seq = -1 if found is None else found.seq
+                why = "no batch row verifies here" if loose else "no batch verifies here"
+                damage.append(corrupt(source.path, offset, seq, why).to_data())
         if found is None:
-            _end(framing, source, boot, offset, events, damage)
-            return SurvivingPage(header, tuple(events), None, tuple(damage))
-        if found.offset > offset:
-            damage.append(corrupt(source.path, offset, found.seq, "no batch verifies here").to_data())
-        complete = _take(probe, source, found, events, damage)
-        # where rows are damaged the length cannot be trusted: the next batch is looked for right after the batch row
-        offset = found.end if complete else max(found.start, found.offset + 1)
-    return SurvivingPage(header, tuple(events), offset, tuple(damage))
+            return SurvivingPage(header, tuple(taken.events), None, tuple(damage))
+        offset = taken.batch(probe, found, source.size)
+    return SurvivingPage(header, tuple(taken.events), offset, tuple(damage))
 
 
-def _take(probe: Probe, source: LogSource, found: Found, events: Events, damage: list[dict[str, Any]]) -> bool:
-    """Take the rows of a batch; whether they end where the batch should."""
-    rows = probe.rows(found)
-    seq, at = found.seq, found.start
-    for at, row in rows.rows:
-        if row is None:
-            damage.append(corrupt(source.path, at, seq, "a row does not verify").to_data())
-            seq += 1
-        elif not is_storage_row(row):
-            try:
-                lines = expand_row(row)
-            except KimiRayError as error:
-                damage.append(corrupt(source.path, at, seq, error.message).to_data())
-                seq += events_in(row)
-                continue
-            first = seq_of(lines[0]) if lines and lines[0].startswith(EVENT_START) else -1
-            if first < 0:
-                damage.append(corrupt(source.path, at, seq, "a row is no event").to_data())
-                continue
-            events.extend(enumerate(lines, first))
-            seq = first + len(lines)
-    if rows.missing:
-        damage.append(corrupt(source.path, at, seq, f"{rows.missing} rows of a batch are missing").to_data())
-    return not rows.missing
+class _Taken:
+    """The events of a page, and what was passed over."""
+
+    def __init__(self, file: str, damage: list[dict[str, Any]]) -> None:
+        self.events: list[tuple[int, bytes]] = []
+        self._file = file
+        self._damage = damage
+        self._seq = 0
+
+    def batch(self, probe: Probe, found: Found, size: int) -> int:
+        """Take the rows of a batch; returns where to look for the next one."""
+        rows = probe.rows(found)
+        self._seq, at = found.seq, found.start
+        for at, row in rows.rows:
+            if row is None:
+                self._passed(at, "a row does not verify")
+                self._seq += 1
+            else:
+                self.row(at, row)
+        if rows.missing:
+            self._passed(at, f"{rows.missing} more rows of a batch do not verify")
+        if rows.whole or found.end == size or probe.at(found.end) is not None:
+            return found.end
+        return max(found.start, found.offset + 1)  # bytes may have gone or come: its length leads nowhere
+
+    def row(self, at: int, row: bytes) -> None:
+        """Take one row that verifies."""
+        if is_storage_row(row):
+            return
+        try:
+            lines = expand_row(row)
+        except KimiRayError as error:
+            self._passed(at, error.message)
+            self._seq += events_in(row)
+            return
+        first = seq_of(lines[0]) if lines and lines[0].startswith(EVENT_START) else -1
+        if first < 0:
+            self._passed(at, "a row is no event")
+            return
+        self.events.extend(enumerate(lines, first))
+        self._seq = first + len(lines)
+
+    def _passed(self, at: int, why: str) -> None:
+        self._damage.append(corrupt(self._file, at, self._seq, why).to_data())
 
 
-def _end(
-    framing: Framing, source: LogSource, boot: str, offset: int, events: Events, damage: list[dict[str, Any]]
-) -> None:
-    """What stands after the last batch: rows that a repair of the torn tail would keep, or nothing that verifies."""
-    if offset >= source.size:
-        return
-    tail = judge(framing, source, boot) if not framing.covers_header else None
-    if tail is not None and tail.error is None and tail.kept:
-        events.extend(enumerate(tail.kept, tail.next_seq))
-        return
-    damage.append(corrupt(source.path, offset, -1, "no batch verifies here").to_data())
+def _kept(framing: Framing, source: LogSource, boot: str, taken: _Taken) -> bool:
+    """Take what a repair of a torn tail would keep; whether that is all that is wrong."""
+    if framing.covers_header:
+        return False
+    tail = judge(framing, source, boot)
+    if tail.error is not None or not tail.kept:
+        return False
+    taken.events.extend(enumerate(tail.kept, tail.next_seq))
+    return True

@@ -22,6 +22,7 @@ from kimi_ray.store.batch_rows import (
     CLOSED_START,
     EPOCH_START,
     EVENT_START,
+    census,
     count_events,
     encode_closed_row,
     encode_epoch_row,
@@ -157,7 +158,8 @@ class ZstdScan(LogScan):
         seq = first_seq(payload)
         if seq != self.next_seq:
             return None
-        return ScannedBatch(self.batches_read, seq, seq + count_events(payload), offset, end, payload)
+        events, only = census(payload)
+        return ScannedBatch(self.batches_read, seq, seq + events, offset, end, payload, only)
 
     def encode_kept(self, kept: list[bytes]) -> bytes:
         """See ``LogScan.encode_kept``."""
@@ -282,6 +284,10 @@ class ZstdProbe:
     def rows(self, found: Found) -> FoundRows:
         """See ``Probe.rows``; all have the offset of their frame."""
         return FoundRows([(found.offset, row) for row in split_rows(found.payload or b"")])
+
+    def loose(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """See ``Probe.loose``: nothing of a damaged frame verifies."""
+        return []
 
 
 def first_seq(payload: bytes) -> int:
