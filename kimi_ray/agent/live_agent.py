@@ -105,6 +105,11 @@ class LiveAgent:
         """Whether a turn runs or a prompt waits."""
         return self._driver is not None and not self._driver.done()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing any more: it is being closed, was closed, or broke."""
+        return self._closed
+
     def revive(self) -> None:
         """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
 

@@ -16,7 +16,7 @@ from dishka import AsyncContainer
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error
+from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error, error_from_data
 from kimi_ray.hosts.admission import Admission
 from kimi_ray.hosts.agent_services import (
     AgentCallbacks,
@@ -80,6 +80,7 @@ class AgentHost:
         self._scopes: dict[Stream, AsyncContainer] = {}
         self._agents: dict[Stream, LiveAgent] = {}
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
+        self._burials: dict[Stream, asyncio.Task[Any]] = {}
         self._releasing: set[Stream] = set()
         self._claims: dict[Stream, str | None] = {}
         self._outcomes = Outcomes()
@@ -269,6 +270,12 @@ class AgentHost:
         if self._closed:
             raise AgentError(f"the host {self.name} is closing", code="agent.closed", retryable=True)
         living = self._agents.get(stream)
+        if living is not None and living.closed and living.failure is None:
+            # It is just being closed, or could not be made durable when it was: that comes first.
+            ack = await self._close_one(stream, False)
+            if ack.error is not None:
+                raise error_from_data(ack.error)
+            living = self._agents.get(stream)
         if living is not None and living.failure is None:
             if self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
                 self._claims[stream] = spec.claim
@@ -291,6 +298,9 @@ class AgentHost:
 
     async def _bring_to_life(self, spec: AgentSpec) -> LiveAgent:
         stream = Stream(*spec.stream)
+        burial = self._burials.get(stream)
+        if burial is not None:
+            await asyncio.wait([burial])  # it lets go of what is open under this name
         opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
         callbacks = AgentCallbacks(
             on_outcome=lambda prompt_id, outcome: self._outcomes.put((stream, prompt_id), outcome),
@@ -304,6 +314,7 @@ class AgentHost:
             await scope.close()
             await self._opener.give_back(stream, force=True)
             raise
+        self._opener.publish(stream)
         self._agents[stream] = agent
         self._claims[stream] = spec.claim
         journal = agent.journal
@@ -368,7 +379,8 @@ class AgentHost:
             return
         agent.fence()
         self._outcomes.drop(stream, agent.failure or self._gone(stream))
-        self._spawn(self._bury(stream, agent))
+        burial = self._burials[stream] = self._spawn(self._bury(stream, agent))
+        burial.add_done_callback(lambda done: self._burials.get(stream) is done and self._burials.pop(stream))
 
     async def _bury(self, stream: Stream, agent: LiveAgent) -> None:
         await agent.close()
@@ -377,10 +389,11 @@ class AgentHost:
         if scope is not None:
             await scope.close()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _agent(self, stream: Stream) -> LiveAgent:
         agent = self._agents.get(Stream(*stream))
