@@ -72,7 +72,9 @@ def test_garbage_behind_the_last_frame_is_set_aside(tmp_path: Path, tail: bytes)
     assert path.read_bytes() == WHOLE + tail
 
 
-@pytest.mark.parametrize("tail", [b"\0", b"\xff\xff", b"\x28\xb5\x2f", b"\x28\xb5\x2f\xfd", WHOLE[LAST.start : LAST.start + 8]])
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\xff\xff", b"\x28\xb5\x2f", b"\x28\xb5\x2f\xfd", WHOLE[LAST.start : LAST.start + 8]]
+)
 def test_a_frame_that_was_just_begun(tail: bytes) -> None:
     assert verdict_of(WHOLE + tail) == EXPECTED
 

@@ -26,7 +26,12 @@ def test_a_crashed_log(tmp_path: Path) -> None:
     reading = only(put(tmp_path, header(), WHOLE))
     assert verdict(reading) == (len(EVENTS), len(EVENTS) + CLOSERS)
     assert reading.stored == EVENTS and reading.id == "s1" and reading.header == header()
-    assert [closer["type"] for closer in reading.closers or []] == ["tool/result", "tool/result", "step/end", "turn/end"]
+    assert [closer["type"] for closer in reading.closers or []] == [
+        "tool/result",
+        "tool/result",
+        "step/end",
+        "turn/end",
+    ]
     unknown, not_started, *_ = reading.closers or []
     started = next(event["seq"] for event in EVENTS if event["data"].get("callId") == "call-2")
     assert unknown["sourceEventSeqs"] == [started] and "sourceEventSeqs" not in not_started
