@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.errors import KimiRayError, StoreError, error_from_data
 
 
 class Waiter(NamedTuple):
@@ -71,3 +71,14 @@ class FlushWaiters:
 def fresh(error: KimiRayError) -> KimiRayError:
     """A copy: one exception object must not travel up several tasks."""
     return error_from_data(error.to_data())
+
+
+def late(message: str, details: dict[str, Any], cause: KimiRayError | None) -> StoreError:
+    """``store.unavailable``: a wait is over and what it waited for is still on its way; ``cause`` says why, if known."""
+    return StoreError(
+        message,
+        code="store.unavailable",
+        hint="the events are retained and go on being sent; try again, or look at the store with `kimi-ray status`",
+        details=details if cause is None else details | {"cause": cause.to_data()},
+        retryable=True,
+    )

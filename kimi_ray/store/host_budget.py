@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.store.clock import Clock
+
+
+class Retainer(Protocol):
+    """A log that was refused and will not try again by itself before its next event."""
+
+    def try_again(self) -> None:
+        """Send what is not durable, now."""
+        ...
 
 
 class HostBudget:
@@ -15,12 +24,27 @@ class HostBudget:
         limit: Bytes above which loops wait.
     """
 
-    __slots__ = ("_waiting", "limit", "retained")
+    __slots__ = ("_paused", "_waiting", "limit", "retained")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.retained = 0
         self._waiting: list[asyncio.Future[None]] = []
+        self._paused: dict[Retainer, None] = {}
+
+    def paused(self, log: Retainer) -> None:
+        """The log retains what was refused."""
+        self._paused[log] = None
+
+    def forget(self, log: Retainer) -> None:
+        """The log retains nothing any more. Idempotent."""
+        self._paused.pop(log, None)
+
+    def wake_paused(self) -> None:
+        """The host is full: have the paused logs try again, they may be what fills it."""
+        paused, self._paused = self._paused, {}
+        for log in paused:
+            log.try_again()
 
     def wake_when_below(self, future: asyncio.Future[None]) -> None:
         """Resolve ``future`` as soon as less than the limit is retained."""

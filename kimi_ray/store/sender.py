@@ -62,10 +62,6 @@ class Source(Protocol):
         """The call failed in a way that sending again does not mend."""
         ...
 
-    def try_again(self) -> None:
-        """Send what a refusal left, without waiting for a new event."""
-        ...
-
     async def close(self, timeout_s: float | None = None, *, force: bool = False) -> int:
         """Drain and detach."""
         ...
@@ -109,7 +105,6 @@ class Sender:
         self._sources: dict[Source, None] = {}
         self._urged: dict[Source, None] = {}
         self._offered: dict[Source, None] = {}
-        self._paused: dict[Source, None] = {}
         self._calls: set[_Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._urged_bytes = 0
@@ -152,17 +147,6 @@ class Sender:
         self._sources.pop(source, None)
         self._urged.pop(source, None)
         self._offered.pop(source, None)
-        self._paused.pop(source, None)
-
-    def paused(self, source: Source) -> None:
-        """The log was refused and will not ask by itself before its next event."""
-        self._paused[source] = None
-
-    def wake_paused(self) -> None:
-        """The host is full: have the paused logs try again, they may be what fills it."""
-        paused, self._paused = self._paused, {}
-        for source in paused:
-            source.try_again()
 
     def urge(self, source: Source) -> None:
         """Somebody waits until the log is durable: its next batch goes with a synced call."""

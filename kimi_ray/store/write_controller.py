@@ -27,8 +27,9 @@ from kimi_ray.store.blob_outbox import PendingBlob
 from kimi_ray.store.bounded_call import can_be_sent_again
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.clock import Alarm, Clock
-from kimi_ray.store.flush_waiters import FlushWaiters, fresh
+from kimi_ray.store.flush_waiters import FlushWaiters, fresh, late
 from kimi_ray.store.host_budget import RoomWaits
+from kimi_ray.store.reserve import ends_a_turn
 from kimi_ray.store.seam import AppendResult, Batch, Stream
 from kimi_ray.store.sender import Sender
 from kimi_ray.store.writer_settings import WriterSettings
@@ -36,7 +37,7 @@ from kimi_ray.store.writer_settings import WriterSettings
 State = Literal["idle", "window", "writing", "flushing", "paused", "fenced", "failed", "closing", "closed"]
 
 _TERMINAL: Final = frozenset({"store.fenced", "store.conflict", "store.deleted"})
-_DISK: Final = frozenset({"store.disk_full", "store.io_failed", "store.permission_denied"})
+_DISK: Final = frozenset({"store.disk_full", "store.io_failed", "store.permission_denied", "store.poisoned"})
 """A disk that refuses is not a store that is away: who waits hears of it after one more try."""
 _MAX_GAPS: Final = 5
 """In a row; a store that names ever new seqs is broken, not restarted."""
@@ -291,7 +292,8 @@ class WriteController:
         end = self._fitting(begin, stop)
         if end <= begin and not (self._written > self._durable and (self._sync_due or self._waiters)):
             return None
-        rows = pack_rows(events if begin == 0 and end == len(events) else events[begin:end])
+        sent = events if begin == 0 and end == len(events) else events[begin:end]
+        rows = pack_rows(sent)
         self._in_flight = batch = Batch(
             stream=self.stream,
             epoch=self.epoch,
@@ -300,6 +302,7 @@ class WriteController:
             payload=b"".join([row for row, _ in rows]),
             row_bytes=tuple([len(row) for row, _ in rows]),
             row_events=tuple([count for _, count in rows]),
+            closing=self._event_bytes <= self._settings.closing_reserve_bytes and (self._closing or ends_a_turn(sent)),
         )
         self._due = max(begin, end) < len(events)
         self._sync_due = False
@@ -483,7 +486,7 @@ class WriteController:
         self._due = False
         self._window_at = None
         self._paused = True
-        self._sender.paused(self)
+        self._budget.paused(self)
         if not seen and self._on_failure is not None:
             asyncio.get_running_loop().call_soon(self._on_failure, error)
 
@@ -512,6 +515,7 @@ class WriteController:
     def _discard(self) -> None:
         """Let go of everything retained, and of the sender."""
         self._sender.detach(self)
+        self._budget.forget(self)
         for _, blob in self._blobs:
             self._outbox.drop(blob, self)
         self._discarded += len(self._events)
@@ -553,17 +557,9 @@ class WriteController:
         await future
 
     def _late(self, what: str, timeout_s: float) -> StoreError:
+        details = {"stream": str(self.stream), "durable": self._durable, "next": self._next_seq}
         cause = self._last_error or self._sender.last_error
-        details: dict[str, object] = {"stream": str(self.stream), "durable": self._durable, "next": self._next_seq}
-        if cause is not None:
-            details["cause"] = cause.to_data()
-        return StoreError(
-            f"{self.stream}: {what} within {timeout_s:g} s",
-            code="store.unavailable",
-            hint="the events are retained and go on being sent; try again, or look at the store with `kimi-ray status`",
-            details=details,
-            retryable=True,
-        )
+        return late(f"{self.stream}: {what} within {timeout_s:g} s", details, cause)
 
     async def _for_room(self, deadline: float, *, host: bool) -> None:
         left = deadline - self._clock.now()
@@ -573,7 +569,7 @@ class WriteController:
         # logs that fill the host.
         self.try_again()
         if host:
-            self._sender.wake_paused()
+            self._budget.wake_paused()
         await self._room.wait(min(left, self._settings.backoff_max_ms / 1000), self._budget if host else None)
 
     def _wake_at(self, at: float) -> None:
