@@ -74,7 +74,7 @@ def fresh(error: KimiRayError) -> KimiRayError:
 
 
 def late(message: str, details: dict[str, Any], cause: KimiRayError | None) -> StoreError:
-    """``store.unavailable``: a wait is over and what it waited for is still on its way; ``cause`` says why, if known."""
+    """``store.unavailable``: a wait is over, what it waited for is still on its way. ``cause`` says why, if known."""
     return StoreError(
         message,
         code="store.unavailable",

@@ -71,9 +71,7 @@ class WriteController:
         on_fenced: Callable[[KimiRayError], None] | None = None,
         on_failure: Callable[[KimiRayError], None] | None = None,
     ) -> None:
-        self.stream = stream
-        self.epoch = epoch
-        self.nonce = nonce
+        self.stream, self.epoch, self.nonce = stream, epoch, nonce
         self._sender = sender
         self._clock = clock or sender.clock
         self._settings = settings or sender.settings
