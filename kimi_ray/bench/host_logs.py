@@ -123,7 +123,7 @@ def log_files(home: str) -> list[str]:
         os.path.join(directory, name)
         for directory, _, names in os.walk(home)
         for name in names
-        if name.startswith("wire.jsonl") or ".sqlite" in name or name.endswith((".db", ".db-wal"))
+        if name.startswith("wire.jsonl") or name.endswith((".db", ".db-wal"))
     )
 
 

@@ -95,7 +95,7 @@ def role(pid: int) -> str:
     if not words:
         return "unnamed"
     if words[0].startswith("ray::"):
-        return words[0].removeprefix("ray::").split(".")[0].split("(")[0]
+        return words[0].removeprefix("ray::").split(".")[0].split("(")[0].rpartition(":")[2]
     return os.path.basename(words[0])
 
 

@@ -157,7 +157,9 @@ async def _tail(home: str, session_id: str) -> dict[str, Any]:
 
 
 async def _resume(home: str, session_id: str) -> dict[str, Any]:
-    async with Runtime.connect(home=home, address="in-process") as runtime:
+    identity = open_store(home).identity
+    stored: dict[str, Any] = {"backend": identity.backend, "compression": identity.compression}
+    async with Runtime.connect(home=home, address="in-process", **stored) as runtime:
         workspace = runtime.workspace(home)
         # Modules are loaded and threads are up before the clock starts.
         first = await workspace.create_session(model=PLAIN_MODEL)

@@ -70,8 +70,9 @@ async def test_append_fails_when_an_acknowledged_event_cannot_be_read(
     assert caught.value.code == "bench.incomplete"
 
 
-async def test_resume_measures_each_part(tmp_path: Path) -> None:
-    report = (await bench_resume(events=300, directory=str(tmp_path))).to_data()
+@pytest.mark.parametrize("stored", [{"compression": "zstd"}, {"backend": "sqlite"}], ids=lambda kind: str(kind))
+async def test_resume_measures_each_part(stored: dict[str, Any], tmp_path: Path) -> None:
+    report = (await bench_resume(events=300, directory=str(tmp_path), **stored)).to_data()
     assert list(report)[:8] == CONTRACT
     assert report["events"] >= 300
     assert report["tail_ms"] > 0 and report["inspect_ms"] > 0 and report["read_s"] > 0
@@ -81,8 +82,9 @@ async def test_resume_measures_each_part(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_fork_compares_the_copy_with_its_source(tmp_path: Path) -> None:
-    report = (await bench_fork(events=200, repeats=2, directory=str(tmp_path))).to_data()
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_fork_compares_the_copy_with_its_source(backend: Any, tmp_path: Path) -> None:
+    report = (await bench_fork(events=200, repeats=2, backend=backend, directory=str(tmp_path))).to_data()
     assert list(report)[:8] == CONTRACT
     assert report["events"] >= 200
     assert report["grew_mb"] < 50
