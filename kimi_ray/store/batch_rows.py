@@ -227,6 +227,13 @@ def expand_rows(rows: Iterable[bytes]) -> list[bytes]:
     return lines
 
 
+def expand_payload(payload: bytes) -> list[bytes]:
+    """The canonical lines, without newline, of the events in these rows."""
+    if census(payload)[1]:
+        return payload[:-1].split(b"\n") if payload else []
+    return expand_rows(split_rows(payload))
+
+
 def census(payload: bytes) -> tuple[int, bool]:
     """How many events these rows hold, and whether each row is one event: no packed row, none of the store's own."""
     rows = payload.count(b"\n")

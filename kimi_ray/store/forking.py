@@ -71,6 +71,7 @@ def fork_log(
     log.size = log.synced = out.size
     log.next_seq = log.durable_seq = cut
     log.batches = batches + 1
+    log.turn_from = 0  # the cut may be anywhere
     log.reserve(row.epoch, nonce)
     return log
 

@@ -60,11 +60,13 @@ class FoundRows:
     rows: list[tuple[int, bytes | None]]
     missing: int = 0
     """Rows that the batch names and the file does not have."""
+    payload: bytes | None = None
+    """All rows, when everything verifies."""
 
     @property
     def whole(self) -> bool:
         """Whether everything verifies."""
-        return not self.missing and all(row is not None for _, row in self.rows)
+        return self.payload is not None
 
 
 class Probe(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.store.batch_rows import EpochRow
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.documents import Documents
@@ -27,7 +28,7 @@ from kimi_ray.store.seam import (
     VerifyReport,
 )
 from kimi_ray.store.stream_log import StreamLog
-from kimi_ray.store.survey import Survey, survey
+from kimi_ray.store.survey import KnownLog, Survey, survey, survey_known
 from kimi_ray.store.surviving import surviving_page
 from kimi_ray.store.verify import verify_log
 
@@ -66,9 +67,13 @@ class JsonlReader:
         return directory
 
     def survey(self, stream: Stream, log: StreamLog | None) -> Survey:
-        """All of a log, verified; see ``survey.survey``."""
+        """What a log is: all of it verified, or what the process that writes it knows. See ``survey.survey``."""
         directory = self._directory(stream)
+        known = None if log is None else _known(log)
         with io_errors(directory):
+            if known is not None:
+                with self.opener(stream, log)() as source:
+                    return survey_known(self._framing, source, known)
             return survey(self._fs, directory, self._framing, stream, self._boot, size=_written(log)[0])
 
     def inspect(self, stream: Stream) -> LogView:
@@ -234,6 +239,15 @@ def _written(log: StreamLog | None) -> tuple[int | None, int | None, int]:
         return None, None, 0
     with log.lock:
         return log.size, log.next_seq, log.epoch
+
+
+def _known(log: StreamLog) -> KnownLog | None:
+    """What the writing process knows of a log that has come to be."""
+    with log.lock:
+        if not log.born or log.removed:
+            return None
+        granted = EpochRow(log.epoch, log.next_seq, log.nonce, "", "")
+        return KnownLog(log.header, log.next_seq, granted, log.closed, log.turn_from)
 
 
 def jsonl_reader(fs: Fs, home: str, identity: StoreIdentity) -> JsonlReader:

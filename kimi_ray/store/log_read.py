@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kimi_ray.errors import StoreError
-from kimi_ray.store.batch_rows import count_events, expand_row, expand_rows, is_storage_row, seq_of
+from kimi_ray.store.batch_rows import (
+    count_events,
+    expand_payload,
+    expand_row,
+    expand_rows,
+    is_storage_row,
+    seq_of,
+)
 from kimi_ray.store.framing import Found, Framing, Probe
 from kimi_ray.store.log_files import LogSource
 from kimi_ray.store.log_scan import corrupt, parse_header
@@ -110,12 +117,14 @@ def read_page(
 def _stored_end(probe: Probe, source: LogSource, last: Found) -> tuple[int, bool]:
     """The seq after the newest batch, counting only rows that verify, and whether that batch ends the file."""
     found = probe.rows(last)
+    if found.payload is not None:
+        return last.seq + count_events(found.payload), last.end == source.size
     rows: list[bytes] = []
     for _, row in found.rows:
         if row is None:
             break
         rows.append(row)
-    return last.seq + count_events(b"".join(rows)), found.whole and last.end == source.size
+    return last.seq + count_events(b"".join(rows)), False
 
 
 def _bisect(probe: Probe, seq: int, last: Found) -> int:
@@ -169,11 +178,8 @@ def _lines_of(probe: Probe, source: LogSource, found: Found, wanted: int, may_en
     if found.payload is not None and found.seq + count_events(found.payload) <= wanted:
         return []
     rows = probe.rows(found)
-    if rows.whole:
-        texts = [row for _, row in rows.rows if row is not None]
-        if found.seq + count_events(b"".join(texts)) <= wanted:
-            return []
-        return expand_rows(texts)[wanted - found.seq :]
+    if rows.payload is not None:
+        return expand_payload(rows.payload)[wanted - found.seq :]
     lines: list[bytes] = []
     first_bad = found.offset
     damaged = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from zlib import crc32
 
 from kimi_ray.errors import StoreError
@@ -14,6 +15,7 @@ from kimi_ray.store.batch_rows import (
     BatchRow,
     census,
     count_events,
+    crcs_of,
     encode_batch_row,
     encode_rows,
     parse_batch_row,
@@ -278,10 +280,14 @@ class PlainProbe:
             return FoundRows([])
         payload = self._window.bytes_at(found.start, min(row.size, self._window.size - found.start))
         expected = row.crc_values[1:] if row.number == 0 else row.crc_values
-        at, next_crc, lost = found.start, 0, 0
         rows: list[tuple[int, bytes | None]] = []
-        for line in split_rows(payload):
-            crc = crc32(line)
+        lines = split_rows(payload)
+        crcs = crcs_of(lines)
+        if crcs == expected and len(payload) == row.size and payload.endswith(b"\n"):
+            rows.extend(zip(accumulate(map(len, lines), initial=found.start), lines, strict=False))
+            return FoundRows(rows, payload=payload)
+        at, next_crc, lost = found.start, 0, 0
+        for line, crc in zip(lines, crcs, strict=True):
             place = next_crc
             if place >= len(expected) or expected[place] != crc:
                 place = expected.index(crc, next_crc) if crc in expected[next_crc:] else -1

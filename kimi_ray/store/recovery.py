@@ -17,6 +17,7 @@ from kimi_ray.store.log_files import (
 )
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
+from kimi_ray.store.turns import turn_opens
 
 
 def touch(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:
@@ -79,8 +80,16 @@ def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
     if durable:
         sync_found(fs, directories, path)  # before the tail is judged: a power cut must not take back what was judged
     with open_log(fs, directory, framing) as source:
-        scan = framing.scan(source.read, source.size, source.path).finish()
+        scan = framing.scan(source.read, source.size, source.path)
+        turn_from: int | None = None
+        for batch in scan:
+            opens = turn_opens(batch.payload)
+            if opens is not None:
+                turn_from = batch.offset if opens else None
         tail = scan.tail(tools.boot)
+        opens = turn_opens(b"".join(tail.kept))
+        if opens is not None:
+            turn_from = tail.offset if opens else None
         if tail.unborn:
             set_unborn_aside(fs, directories, path)
             raise not_found(stream)
@@ -95,6 +104,7 @@ def _touch(tools: LogTools, stream: Stream, directory: str) -> StreamLog:
     log.next_seq = log.durable_seq = scan.next_seq
     log.batches = batches
     log.closed = scan.closed
+    log.turn_from = turn_from
     if scan.epoch is not None:
         log.epoch, log.nonce = scan.epoch.epoch, scan.epoch.writer
     return log

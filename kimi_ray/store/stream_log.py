@@ -26,6 +26,7 @@ from kimi_ray.store.log_read import read_page
 from kimi_ray.store.refusals import already_exists, grant_fenced
 from kimi_ray.store.reservations import Reservation, Reservations
 from kimi_ray.store.seam import Batch, Stream, WriterGrant
+from kimi_ray.store.turns import turn_opens
 
 MAX_UNSYNCED_BYTES = 8 << 20
 
@@ -54,10 +55,12 @@ class StreamLog:
     Attributes:
         size: Bytes written; ``synced`` of them durable.
         next_seq: The seq after the last written event; everything below ``durable_seq`` is durable.
+        turn_from: A place in the file at or before the batch in which the open turn starts; None: no turn is open.
         born: Whether the file exists; a new log is only a reservation until its first batch.
     """
 
     __slots__ = (
+        "_staged_turn",
         "_truncate_to",
         "batches",
         "born",
@@ -80,6 +83,7 @@ class StreamLog:
         "sync_running",
         "synced",
         "tools",
+        "turn_from",
         "unsynced",
         "unsynced_bytes",
         "waiters",
@@ -107,6 +111,8 @@ class StreamLog:
         self.removed = self.dropped = False
         self.sync_running = False
         self.waiters: list[tuple[int, Any]] = []
+        self.turn_from: int | None = None
+        self._staged_turn: bool | None = None
         self._truncate_to: int | None = None
 
     # -- grants ------------------------------------------------------------------------------------------------------
@@ -181,6 +187,7 @@ class StreamLog:
                     continue
                 whole = early[index] if row_bytes is batch.row_bytes else None
                 prepared = framing.prepare(payload, row_bytes) if whole is None else whole
+                self._stage_turn(payload)
                 if not self.born:
                     try:
                         self._create(prepared, batch.next_seq)
@@ -194,6 +201,15 @@ class StreamLog:
                 number, seq = number + encoded.batches, batch.next_seq
             self._flush(staged, seq, number, waiting, answers)
             return answers
+
+    def _stage_turn(self, payload: bytes) -> None:
+        opens = turn_opens(payload)
+        if opens is not None:
+            self._staged_turn = opens
+
+    def _settle_turn(self, opens: bool | None, offset: int) -> None:
+        if opens is not None:
+            self.turn_from = offset if opens else None
 
     def _prepare(self, batch: Batch) -> Prepared | None:
         """A batch that will most likely be written whole."""
@@ -254,6 +270,7 @@ class StreamLog:
         tools = self.tools
         epoch_row = encode_epoch_row(EpochRow(self.epoch, 0, self.nonce, tools.boot, tools.mode))
         encoded = tools.framing.begin(to_json(self.header) + b"\n", epoch_row, prepared)
+        opens, self._staged_turn = self._staged_turn, None
         try:
             create_log(tools.fs, tools.directories, self.path, encoded.data, sync=tools.durable)
         except FileExistsError:
@@ -265,10 +282,12 @@ class StreamLog:
         self.size = self.synced = len(encoded.data)
         self.next_seq = self.durable_seq = next_seq
         self.batches = encoded.batches
+        self._settle_turn(opens, 0)
 
     def _append(self, encoded: Encoded, next_seq: int) -> None:
         """Write at the end or leave the file as it was."""
         tools, data = self.tools, encoded.data
+        opens, self._staged_turn = self._staged_turn, None
         try:
             descriptor = tools.descriptors.take(self.path)
             fd = descriptor.fd
@@ -288,6 +307,7 @@ class StreamLog:
                 tools.descriptors.give_back(descriptor)
         except OSError as error:
             raise io_error(error, self.path) from error
+        self._settle_turn(opens, self.size)
         self.size += len(data)
         self.batches += encoded.batches
         self.next_seq = next_seq

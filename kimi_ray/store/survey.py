@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from kimi_ray.store.batch_rows import EVENT_START, STORAGE_STARTS, EpochRow, expand_row, split_rows
+from kimi_ray.store.batch_rows import EpochRow, expand_row
 from kimi_ray.store.framing import Framing
 from kimi_ray.store.fs import Fs
 from kimi_ray.store.layout import not_found
-from kimi_ray.store.log_files import open_log
-from kimi_ray.store.log_scan import Tail
+from kimi_ray.store.log_files import LogSource, open_log
+from kimi_ray.store.log_scan import Tail, corrupt
 from kimi_ray.store.seam import LogView, Stream
-
-_TURN = b'"type":"turn/'
-_TURN_ROW = re.compile(rb'\{"seq":\d+,"time":-?\d+,"type":"turn/(?:start|end)"')
-_CHUNK_ROW = re.compile(rb'\{"seq":\d+,"time":-?\d+,"type":"assistant/chunk"')
+from kimi_ray.store.turns import OpenTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,47 +42,18 @@ class Survey:
         )
 
 
-class OpenTurn:
-    """Collects the rows of the turn that is open at the end, without streamed chunks, which close nothing."""
+@dataclass(frozen=True, slots=True)
+class KnownLog:
+    """A log as the process that writes it knows it.
 
-    def __init__(self) -> None:
-        self._kept: list[bytes] = []
-        self._last = b""
-        self._open = False
+    ``turn_from`` is a place in the file at or before the batch in which the open turn starts; None: no turn is open.
+    """
 
-    @property
-    def rows(self) -> list[bytes]:
-        """What has to be known to close the turn; the last row is always the log's last event."""
-        return [*self._kept, self._last] if self._last else self._kept
-
-    def feed(self, payload: bytes) -> None:
-        """Follow rows in order; the cost is one search, unless a turn is open."""
-        start = _last_turn_row(payload)
-        if start >= 0:
-            payload = payload[start:]
-            self._open = b"turn/start" in payload[: payload.find(_TURN) + 24]
-            self._kept.clear()
-            self._last = b""
-        if not self._open:
-            return
-        for row in split_rows(payload):
-            if row.startswith(STORAGE_STARTS):
-                continue
-            if not row.startswith(EVENT_START) or _CHUNK_ROW.match(row):
-                self._last = row
-            else:
-                self._last = b""
-                self._kept.append(row)
-
-
-def _last_turn_row(payload: bytes) -> int:
-    """Where the last ``turn/start`` or ``turn/end`` row starts, or -1."""
-    at = len(payload)
-    while (at := payload.rfind(_TURN, 0, at)) >= 0:
-        start = payload.rfind(b"\n", 0, at) + 1
-        if _TURN_ROW.match(payload, start):
-            return start
-    return -1
+    header: dict[str, Any]
+    next_seq: int
+    epoch: EpochRow
+    closed: bool
+    turn_from: int | None
 
 
 def survey(fs: Fs, directory: str, framing: Framing, stream: Stream, boot: str, *, size: int | None = None) -> Survey:
@@ -118,6 +85,27 @@ def survey(fs: Fs, directory: str, framing: Framing, stream: Stream, boot: str, 
             raise not_found(stream).with_details(unborn=True)
         turn.feed(b"".join(tail.kept))
         return Survey(scan.header, scan.next_seq, scan.epoch, scan.closed, tail, turn.rows)
+
+
+def survey_known(framing: Framing, source: LogSource, known: KnownLog) -> Survey:
+    """What a log is that this process has read or written whole: only its open turn is read.
+
+    Raises:
+        StoreError: ``store.corrupt`` when that does not verify any more.
+        OSError: As the file system gave it.
+    """
+    turn = OpenTurn()
+    if known.turn_from is not None:
+        probe = framing.probe(source.read, source.size)
+        offset = max(known.turn_from, probe.body())
+        while offset < source.size:
+            found = probe.at(offset)
+            payload = None if found is None else probe.rows(found).payload
+            if found is None or payload is None:
+                raise corrupt(source.path, offset, found.seq if found is not None else -1, "a batch does not verify")
+            turn.feed(payload)
+            offset = found.end
+    return Survey(known.header, known.next_seq, known.epoch, known.closed, Tail(source.size, 0), turn.rows)
 
 
 def closers_of(open_turn: list[bytes]) -> list[dict[str, Any]]:

@@ -283,7 +283,8 @@ class ZstdProbe:
 
     def rows(self, found: Found) -> FoundRows:
         """See ``Probe.rows``; all have the offset of their frame."""
-        return FoundRows([(found.offset, row) for row in split_rows(found.payload or b"")])
+        payload = found.payload or b""
+        return FoundRows([(found.offset, row) for row in split_rows(payload)], payload=payload)
 
     def loose(self, start: int, end: int) -> list[tuple[int, bytes]]:
         """See ``Probe.loose``: nothing of a damaged frame verifies."""
