@@ -11,9 +11,11 @@ from pydantic_core import from_json
 
 from kimi_ray.bench.loss import CASES
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.events import LogHeader, parse_event, parse_header
+from kimi_ray.events import LogHeader, WriterRef, parse_event, parse_header
+from kimi_ray.store.backend import open_store_for_writing
 from kimi_ray.store.batch_rows import expand_row, parse_batch_row, parse_closed_row, parse_epoch_row
 from kimi_ray.store.framing import framing_of
+from kimi_ray.store.seam import StoreOptions
 from kimi_ray.store.sqlite.schema import APPLICATION_ID, FORMAT, TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,31 @@ def test_keys_of_the_header_stand_in_their_order() -> None:
     text = section("The header")
     places = [text.index(f"`{name}`") for name in LogHeader.model_fields]
     assert places == sorted(places)
+
+
+async def test_small_files_have_the_keys_of_the_page(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    store = await open_store_for_writing(home, StoreOptions())
+    grant = await store.open_session("s", "n", workspace_id="w")
+    await store.write_document("s", {"title": "t"}, grant=grant.grant, nonce="n", revision=0)
+    header = LogHeader(session_id="s", agent_id="a", created_at=0, writer=WriterRef(name="test", version="0"))
+    await store.open_writer(header.to_data(), "n2")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", section("Small files"), re.MULTILINE))
+    places = {
+        "store.json": "store.json",
+        "state.json": "sessions/w/s/state.json",
+        "owners/<session>": "owners/s",
+        "writers/<ulid>.lock": "writers/*.lock",
+        "reserved/<session>.<agent>": "reserved/s.a",
+    }
+    assert rows.keys() == places.keys()
+    for name, pattern in places.items():
+        (path,) = tmp_path.glob(pattern)
+        keys = list(from_json(path.read_bytes()))
+        told = re.findall(r"`(\w+)`", rows[name].split(":")[0] if name.startswith("writers") else rows[name])
+        assert keys[: len(told)] == told, name
+        assert (path.read_bytes()[-1:] == b"\n") is (not name.startswith("reserved")), name
+    await store.close()
 
 
 def test_tables_of_sqlite_are_those_of_the_schema() -> None:
