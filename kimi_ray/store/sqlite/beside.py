@@ -53,10 +53,9 @@ class Onlooker:
         self.file = file
         """Its database."""
         self._lock = threading.Lock()
-        self._spare: list[tuple[tuple[str, ...], _State, sqlite3.Connection]] = []
+        self._spare: list[tuple[_State, sqlite3.Connection]] = []
         self._sound: _State | None = None
         """The log that was last found whole."""
-        self._closed = False
 
     def read(self, work: Callable[[sqlite3.Connection | None], R]) -> R:
         """What ``work`` finds, in one read transaction; None stands for a database that is not there.
@@ -121,21 +120,11 @@ class Onlooker:
             return _State(database.st_ino, database.st_size, database.st_mtime_ns, wal.st_size, wal.st_mtime_ns)
 
     def _take(self, state: _State, options: tuple[str, ...]) -> sqlite3.Connection:
-        stale: list[sqlite3.Connection] = []
-        found: sqlite3.Connection | None = None
         with self._lock:
-            kept: list[tuple[tuple[str, ...], _State, sqlite3.Connection]] = []
-            for spare in self._spare:
-                fits = spare[0] == options and (
-                    spare[1] == state if options == _IMMUTABLE else spare[1].inode == state.inode
-                )
-                if not fits:
-                    stale.append(spare[2])
-                elif found is None:
-                    found = spare[2]
-                else:
-                    kept.append(spare)
-            self._spare = kept
+            stale = [connection for known, connection in self._spare if known != state]
+            fresh = [spare for spare in self._spare if spare[0] == state]
+            found = fresh.pop()[1] if fresh and options == _IMMUTABLE else None
+            self._spare = fresh
         for connection in stale:
             connection.close()
         return found if found is not None else connect(self.file, *options)
@@ -144,8 +133,9 @@ class Onlooker:
         self, state: _State, options: tuple[str, ...], connection: sqlite3.Connection, *, whole: bool
     ) -> None:
         with self._lock:
-            if whole and not self._closed and len(self._spare) < _SPARE:
-                self._spare.append((options, state, connection))
+            # One that maps the index read-only would keep a writer of this very process from writing to it.
+            if whole and options == _IMMUTABLE and len(self._spare) < _SPARE:
+                self._spare.append((state, connection))
                 return
         connection.close()
 
@@ -153,5 +143,5 @@ class Onlooker:
         """Close what is not in use; the rest when it is given back."""
         with self._lock:
             spare, self._spare = self._spare, []
-        for _, _, connection in spare:
+        for _, connection in spare:
             connection.close()

@@ -12,6 +12,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from kimi_ray.ids import new_ulid
+from kimi_ray.store.layout import not_found
 from kimi_ray.store.refusals import already_exists, source_too_short
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.sqlite.catalogue import (
@@ -100,7 +101,7 @@ def _look_at(source: Shard, stream: Stream, cut: int) -> Copied:
 
     def work(connection: Connection | None) -> Copied:
         if connection is None:
-            raise source_too_short(stream, 0, cut)
+            raise not_found(stream)
         found, head = require_stream(connection, file, stream)
         if head.next_seq < cut:
             raise source_too_short(stream, head.next_seq, cut)
@@ -145,10 +146,10 @@ def _next_rows(source: Shard, stream: Stream, copied: Copied, seq: int, target: 
 
     def work(connection: Connection | None) -> tuple[list[Row], int]:
         if connection is None:
-            raise source_too_short(stream, 0, copied.cut)
+            raise not_found(stream)
         found, head = require_stream(connection, file, stream)
         if found.id != copied.number:
-            raise source_too_short(stream, 0, copied.cut)
+            raise not_found(stream)
         rows: list[Row] = []
         size = 0
         at = seq

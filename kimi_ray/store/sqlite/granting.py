@@ -87,6 +87,16 @@ class Granter:
             raise not_found(found.stream)
         return head
 
+    def header(self, connection: Connection, stream: Stream) -> dict[str, Any] | None:
+        """The header of a log that is there.
+
+        Raises:
+            LogError: ``log.version_unsupported``.
+            StoreError: ``store.corrupt``.
+        """
+        found = find_stream(connection, self.file, stream)
+        return None if found is None else found.header(self.file)
+
     def _grant(self, connection: Connection, head: Head, nonce: str) -> Head:
         if head.nonce == nonce and not head.closed:
             return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,7 +13,6 @@ from kimi_ray.store.fs import Fs
 from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.connections import Readers, checkpoint, connect_writer
 from kimi_ray.store.sqlite.database_file import DatabaseFile
-from kimi_ray.store.sqlite.failures import sqlite_errors
 from kimi_ray.store.sqlite.leftovers import clear_leftovers
 from kimi_ray.store.sqlite.transactions import CHECKPOINT_PAGES, Transactions
 from kimi_ray.store.sqlite.wal_check import check_wal
@@ -20,6 +20,7 @@ from kimi_ray.store.sqlite.wal_check import check_wal
 R = TypeVar("R")
 
 _OPEN_WAIT_S = 2.0
+_OPEN_PAUSE_S = 0.01
 
 
 class Shard:
@@ -55,7 +56,12 @@ class Shard:
         self.transactions = Transactions(file, durability, self._open, sync_interval_s=sync_interval_s)
 
     def _open(self) -> sqlite3.Connection:
-        """The writing connection; with the first one, all that was found is made durable and leftovers go."""
+        """The writing connection; with the first one, all that was found is made durable and leftovers go.
+
+        Raises:
+            StoreError: As ``connect_writer``; ``store.corrupt`` also for a damaged log.
+            sqlite3.Error: As SQLite gave it.
+        """
         file = self.file
         if not file.exists():
             file.create(self._fs, self._directories, self._writer)
@@ -63,21 +69,31 @@ class Shard:
             file.clear_unmade(self._fs)
             check_wal(file, self._writer)
         self._onlooker.close()
-        connection = connect_writer(file, self._durability)
-        try:
-            with sqlite_errors(file.path):
-                connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-                if not self._touched and self._durability == "disk":
-                    # What is found may only be in the page cache, left by a process that died.
-                    connection.execute("UPDATE store SET syncs = syncs + 1")
-                    checkpoint(connection, "TRUNCATE", wait_s=_OPEN_WAIT_S)
-                if not self._touched:
-                    clear_leftovers(connection, file, self._fs)
-        except BaseException:
-            connection.close()
-            raise
-        self._touched = True
-        return connection
+        deadline = time.monotonic() + _OPEN_WAIT_S
+        while True:
+            connection = connect_writer(file, self._durability)
+            try:
+                self._make_ready(connection)
+            except BaseException as error:
+                connection.close()
+                code = getattr(error, "sqlite_errorcode", 0)
+                if code & 0xFF != sqlite3.SQLITE_READONLY or time.monotonic() >= deadline:
+                    raise
+                # Somebody in this process reads, and has mapped the index read-only for the length of a read.
+                time.sleep(_OPEN_PAUSE_S)
+                continue
+            self._touched = True
+            return connection
+
+    def _make_ready(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute("UPDATE store SET syncs = syncs + 1")
+        if self._touched:
+            return
+        if self._durability == "disk":
+            # What is found may only be in the page cache, left by a process that died.
+            checkpoint(connection, "TRUNCATE", wait_s=_OPEN_WAIT_S)
+        clear_leftovers(connection, self.file, self._fs)
 
     def read(self, work: Callable[[sqlite3.Connection | None], R]) -> R:
         """What ``work`` finds, in one read transaction; None stands for a database that is not there. Blocking.

@@ -100,6 +100,7 @@ class SqliteStore:
             self._claims, self._io, home, touch=self._touch, forgotten=lambda _: None
         )
         self._events = self._bytes = 0
+        self._closing_turns = asyncio.Lock()
         self._closed = False
 
     @classmethod
@@ -256,14 +257,16 @@ class SqliteStore:
                     self._streams.create(stream, lambda: HeldLog(stream, None)) if new else self._streams.load(stream)
                 )
                 try:
-                    head = await shard.transactions.run(lambda connection: grant(connection, granter))
+                    head, header = await shard.transactions.run(
+                        lambda connection: (grant(connection, granter), granter.header(connection, stream))
+                    )
                 except BaseException:
                     await self._streams.drop(stream)
                     raise
                 with log.lock:
                     if not log.dropped:
                         log.granted(head)
-                        return WriterGrant(head.epoch, head.next_seq)
+                        return WriterGrant(head.epoch, head.next_seq, header)
 
     async def append(self, batches: list[Batch], *, sync: bool) -> list[AppendResult]:
         """See ``Store.append``."""
@@ -370,15 +373,26 @@ class SqliteStore:
                 return view
             if not head.closed and is_live is not False:
                 raise turn_open(stream, view)
-            nonce = new_ulid()
-            grant = await self.open_writer(stream, nonce)
-            rows = closer_rows(view.closers)
-            batch = Batch(stream, grant.epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows))
-            answer = (await self.append([batch], sync=True))[0]
+            async with self._closing_turns:
+                return await self._close_turn(stream)
+
+    async def _close_turn(self, stream: Stream) -> LogView:
+        """Close the open turn under a grant of its own: what came before the grant is looked at under it."""
+        nonce = new_ulid()
+        grant = await self.open_writer(stream, nonce)
+        try:
+            view = await self.inspect(stream)
+            if view.closers:
+                rows = closer_rows(view.closers)
+                batch = Batch(
+                    stream, grant.epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows)
+                )
+                answer = (await self.append([batch], sync=True))[0]
+                if answer.error is not None:
+                    raise KimiRayError.from_data(answer.error)
+        finally:
             await self.close_writer(stream, grant.epoch, nonce)
-            if answer.error is not None:
-                raise KimiRayError.from_data(answer.error)
-            return LogView(view.header, view.next_seq, grant.epoch, view.closers, view.cut)
+        return LogView(view.header, view.next_seq, grant.epoch, view.closers, view.cut)
 
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
         """See ``Store.fork``."""
