@@ -80,7 +80,10 @@ async def import_sessions(store: Store, path: str) -> AsyncIterator[Imported]:
         try:
             yield await _import(store, reading)
         except KimiRayError as error:
-            yield Imported(reading.to_data(), reading.source, "failed", error=error)
+            gone = error.code == "store.deleted"
+            failed = Imported(reading.to_data(), reading.source, "removed" if gone else "failed")
+            failed.error = None if gone else error
+            yield failed
 
 
 def _next(readings: Iterator[Reading]) -> Reading | None:
@@ -129,12 +132,7 @@ async def _import(store: Store, reading: Reading) -> Imported:
         return done
     forked_from = parent_id if ours["origin"] == "fork" else None
     value = document(session_id, ours, converted.facts, origin, forked_from)
-    try:
-        await _write(store, session_id, ours, converted.events, value)
-    except StoreError as error:
-        if error.code != "store.deleted":
-            raise
-        return Imported(report, reading.source, "removed")
+    await _write(store, session_id, ours, converted.events, value)
     return done
 
 

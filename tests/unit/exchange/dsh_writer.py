@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sqlite3
@@ -98,13 +99,13 @@ def _shape(event: Event) -> Any:
     if not isinstance(chunk, dict) or not str(chunk.get("type", "")).endswith("-delta"):
         return None
     parts = [chunk["type"], event["data"]["turn"], event["data"]["step"], chunk["index"]]
-    return tuple([*parts, chunk.get("id"), chunk.get("name", False)])
+    return (*parts, chunk.get("id"), chunk.get("name", False))
 
 
 def _row(run: list[Event]) -> Event:
     first = run[0]
     chunk = first["data"]["chunk"]
-    gaps = [after["time"] - before["time"] for before, after in zip(run, run[1:], strict=False)]
+    gaps = [after["time"] - before["time"] for before, after in itertools.pairwise(run)]
     data = {"turn": first["data"]["turn"], "step": first["data"]["step"], "index": chunk["index"], "dt": gaps}
     if chunk["type"] == "tool-call-delta":
         data |= {"id": chunk["id"]} | ({"name": chunk["name"]} if "name" in chunk else {})

@@ -218,7 +218,7 @@ def test_a_message_without_its_step_is_put_into_the_open_one() -> None:
     assert events[2].data["step"] == 1 and counts == {"position_filled": 1}
 
 
-# -- the narrower JSON rule ---------------------------------------------------------------------------------------------
+# -- the narrower JSON rule -----
 
 
 def test_each_rule_is_named() -> None:
@@ -245,7 +245,8 @@ def test_each_rule_is_named() -> None:
 
 
 def test_keys_that_differ_in_halves_of_pairs_stay_apart() -> None:
-    event, _ = one("x/y", {"\ud800": 1, "\udc00": 2, "\ufffd": 3}, ignorable=True)
+    keys = [chr(code) for code in (0xD800, 0xDC00, 0xFFFD)]
+    event, _ = one("x/y", dict(zip(keys, (1, 2, 3), strict=True)), ignorable=True)
     assert sorted(event.data.values()) == [1, 2, 3]
 
 

@@ -101,7 +101,7 @@ async def test_importing_again_changes_nothing(tmp_path: Path, untouched: Callab
     root, home = tmp_path / "root", tmp_path / "home"
     put(root, header("a"), plain(header("a"), crashed()))
     assert (await run(home, root))["a"].outcome == "imported"
-    before = {path: fact for path, fact in untouched(home / "sessions").items()}
+    before = dict(untouched(home / "sessions").items())
     again = (await run(home, root))["a"]
     assert again.outcome == "unchanged" and again.session_id == "a" and again.events > 0
     assert untouched(home / "sessions") == before
@@ -200,9 +200,9 @@ def long_session() -> list[Any]:
     log.start()
     for _ in range(3):
         log.start_step()
-        seqs = log.chunks(*(f"word {n} " for n in range(2000)))
-        log.assistant({"type": "text", "text": "x" * 300_000}, *asks("c"), sources=seqs)
-        log.result("c", log.call("c"), "y" * 300_000)
+        seqs = log.chunks(*(f"word {n} " for n in range(200)))
+        log.assistant({"type": "text", "text": "x" * 600_000}, *asks("c"), sources=seqs)
+        log.result("c", log.call("c"), "y" * 600_000)
         log.end_step()
     log.end()
     log.add("session/title", {"title": "T" * 2000})
@@ -210,7 +210,7 @@ def long_session() -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "compression"), BACKENDS)
-@pytest.mark.parametrize("stop_at", [0, 1, 2, "document"])
+@pytest.mark.parametrize("stop_at", [1, "document"])
 async def test_an_import_that_is_cut_short_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: Any, backend: str, compression: str
 ) -> None:
@@ -300,13 +300,13 @@ async def test_it_goes_on_as_it_was_run(tmp_path: Path) -> None:
     put(root, head, plain(head, log.events))
     await run(tmp_path / "home", root)
     async with running(tmp_path) as (runtime, stage, model):
+        bind = await runtime.binding("a")
+        assert bind is not None and bind["model"] == "some-model" and bind["workdir"]["path"] == str(cwd)
         session = await runtime.workspace(cwd).resume("a", model=model)
         await (await session.main.submit("go")).result(20)
         (request,) = stage.requests
         assert request.system == "be brief" and request.sampling.temperature == 0.5
         assert sorted(tool.name for tool in request.tools) == ["Bash", "Read"]
-        bind = await runtime.binding("a")
-        assert bind is not None and bind["model"] == "some-model" and bind["workdir"]["path"] == str(cwd)
 
 
 async def test_a_fork_of_an_imported_session(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the harness demands of headers and events, in the order in which it asks, and the old shapes that it upgrades."""
+"""What the harness demands of headers and events, in their order, and the old shapes that it upgrades."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kimi_ray.exchange.dsh import Reading
 from kimi_ray.exchange.dsh.vocabulary import KNOWN_TYPES
 from tests.unit.exchange.conftest import only, verdict
-from tests.unit.exchange.dsh_writer import Log, asks, crashed, header, header_line, plain, put
+from tests.unit.exchange.dsh_writer import Log, asks, crashed, header, header_line, plain
 
 EVENTS = crashed()
 
@@ -33,7 +33,7 @@ def message(reading: Reading) -> str:
     return reading.error.message
 
 
-# -- headers ------------------------------------------------------------------------------------------------------------
+# -- headers -----
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_unknown_header_fields_are_dropped(tmp_path: Path) -> None:
     assert reading.error is None and reading.header == header()
 
 
-# -- vocabulary ---------------------------------------------------------------------------------------------------------
+# -- vocabulary -----
 
 
 def test_there_are_48_known_types() -> None:
@@ -181,7 +181,7 @@ def test_a_fallback_header(tmp_path: Path) -> None:
     assert 'unsupported legacy request/header reason "fallback" at seq 1' in message(read(tmp_path, log.events))
 
 
-# -- envelopes, messages, surface ---------------------------------------------------------------------------------------
+# -- envelopes, messages, surface -----
 
 
 @pytest.mark.parametrize(
@@ -293,11 +293,11 @@ def test_a_replaced_result_changes_its_content_only(tmp_path: Path) -> None:
     good.result("c", result, "short", surfaceOp={"op": "replace", "start": result, "end": result})
     assert verdict(read(tmp_path, good.events))[0] == len(good.events)
     for change in ({"id": "other"}, {"extra": 1}):
-        bad, call, result = log()
+        bad, _call, result = log()
         bad.result("c", result, "short", surfaceOp={"op": "replace", "start": result, "end": result})
         bad.events[-1]["data"]["message"] |= change
         assert "may only change the content" in message(read(tmp_path, bad.events))
-    bad, call, result = log()
+    bad, _call, result = log()
     bad.result("c", 2, "short", surfaceOp={"op": "replace", "start": 2, "end": 2})
     assert "exactly one tool/result" in message(read(tmp_path, bad.events))
 
@@ -333,7 +333,7 @@ def test_request_headers(tmp_path: Path, config: dict[str, Any], more: dict[str,
     assert (read(tmp_path, log.events).error is None) is good
 
 
-# -- old shapes ---------------------------------------------------------------------------------------------------------
+# -- old shapes -----
 
 
 def upgraded(tmp_path: Path, kind: str, data: Any, **envelope: Any) -> Any:
@@ -429,7 +429,7 @@ def test_messages_without_identity(tmp_path: Path) -> None:
     assert first["data"]["message"]["source"] == {"kind": "tool", "callId": "c"}
 
 
-# -- JSON as JavaScript reads it ----------------------------------------------------------------------------------------
+# -- JSON as JavaScript reads it -----
 
 
 def test_values_that_python_and_javascript_read_differently(tmp_path: Path) -> None:
