@@ -14,7 +14,10 @@ from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, replace_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.owners import io_errors_but_missing
+from kimi_ray.store.reserve import Reserve
 
+_FROM_RESERVE = 64 << 10
+"""A blob up to this size may use the reserve: the end of a turn may be waiting behind it."""
 _DIGEST = re.compile(r"\Asha256:[0-9a-f]{64}\Z")
 
 
@@ -36,7 +39,10 @@ class Swept:
 class Blobs:
     """The blobs of one home. Blocking and thread-safe."""
 
-    def __init__(self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool) -> None:
+    def __init__(
+        self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool, reserve: Reserve | None = None
+    ) -> None:
+        self._reserve = reserve
         self._fs = fs
         self._layout = layout
         self._directories = directories
@@ -69,10 +75,17 @@ class Blobs:
         if self.has(digest):
             return
         directory = path.rsplit("/", 1)[0]
-        with io_errors(path):
+
+        def write() -> None:
             self._directories.ensure(directory)
             replace_file(self._fs, path, content, sync=self._durable, unique=new_ulid())
             self._directories.sync(directory)
+
+        with io_errors(path):
+            if self._reserve is not None and len(content) <= _FROM_RESERVE:
+                self._reserve.spend(len(content), write)
+            else:
+                write()
         self._known.add(digest)
 
     def read(self, digest: str) -> bytes:

@@ -180,7 +180,7 @@ class Committer:
         # All writes come before the first sync: a journal that commits meanwhile would hold up the writes behind it.
         to_sync: list[StreamLog] = []
         for log, waiters in per_log.items():
-            if not log.born:
+            if not log.born or log.poisoned is not None:
                 self._strategy.submit(lambda log=log, waiters=waiters: self._create_stream(log, waiters))
             elif self._write_stream(log, waiters):
                 to_sync.append(log)

@@ -14,6 +14,7 @@ from kimi_ray.store.layout import DOCUMENT_NAME, Layout
 from kimi_ray.store.leftovers import clear_before
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.store.refusals import document_conflict
+from kimi_ray.store.reserve import Reserve
 from kimi_ray.store.seam import Document
 
 REVISION = "revision"
@@ -22,7 +23,10 @@ REVISION = "revision"
 class Documents:
     """The documents of one home. Blocking; the caller holds the session's claim when it writes."""
 
-    def __init__(self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool) -> None:
+    def __init__(
+        self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool, reserve: Reserve | None = None
+    ) -> None:
+        self._reserve = reserve
         self._fs = fs
         self._layout = layout
         self._directories = directories
@@ -98,8 +102,15 @@ class Documents:
             raise document_conflict(session_id, stored, revision)
         data = to_json({REVISION: stored + 1, **{key: item for key, item in value.items() if key != REVISION}})
         path = f"{directory}/{DOCUMENT_NAME}"
-        with io_errors(path):
+
+        def replace() -> None:
             self._directories.ensure(directory)
             replace_file(self._fs, path, data + b"\n", sync=self._durable, unique=new_ulid())
             self._directories.sync(directory)
+
+        with io_errors(path):
+            if self._reserve is None:
+                replace()
+            else:
+                self._reserve.spend(len(data), replace)
         return stored + 1

@@ -42,6 +42,14 @@ class Fs(Protocol):
         """Cut or extend the file to ``size`` bytes."""
         ...
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Extend the file to ``size`` bytes of zeros that really have their place on the disk."""
+        ...
+
+    def utime(self, path: str) -> None:
+        """Set the time of the last modification to now."""
+        ...
+
     def fsync(self, fd: int) -> None:
         """Make data and metadata durable."""
         ...
@@ -130,6 +138,14 @@ class RealFs:
         """See ``Fs.truncate``."""
         os.ftruncate(fd, size)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """See ``Fs.allocate``."""
+        os.posix_fallocate(fd, 0, size)
+
+    def utime(self, path: str) -> None:
+        """See ``Fs.utime``."""
+        os.utime(path)
+
     def fsync(self, fd: int) -> None:
         """See ``Fs.fsync``."""
         os.fsync(fd)
@@ -207,7 +223,7 @@ class RealFs:
         return found
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -215,7 +231,7 @@ def io_error(error: OSError, path: str) -> StoreError:
     """The ``StoreError`` of a failed file call: ``store.disk_full``, ``.permission_denied`` or ``.io_failed``."""
     number = error.errno or 0
     details = {"path": path, "errno": errno.errorcode.get(number, str(number))}
-    if number in _FULL:
+    if number in FULL:
         return StoreError(
             f"no space left for {path}",
             code="store.disk_full",

@@ -32,6 +32,7 @@ from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
 from kimi_ray.store.refusals import already_exists, turn_open
 from kimi_ray.store.removal import finish_removals, remove_session
 from kimi_ray.store.reservations import Reservations
+from kimi_ray.store.reserve import reserve_of
 from kimi_ray.store.seam import (
     AppendResult,
     Batch,
@@ -75,7 +76,10 @@ class JsonlStore:
         self._directories = Directories(fs, home, durable=durable)
         reservations = Reservations(fs, home)
         framing = framing_of(identity.compression)
-        self._tools = LogTools(fs, self._directories, Descriptors(fs), reservations, options.durability, boot, framing)
+        reserve = reserve_of(fs, home, options)
+        self._tools = LogTools(
+            fs, self._directories, Descriptors(fs), reservations, options.durability, boot, framing, reserve
+        )
         self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
         self._claims = Claims(self._owners, options.claim_timeout_s)
         self._sessions = SessionsHeld(self._claims, self._owners)
@@ -88,8 +92,8 @@ class JsonlStore:
         )
         interval_ms = float(options.extra.get("sync_interval_ms", 1000))
         self._commits = Committer(strategy=strategy, sync_interval_s=interval_ms / 1000)
-        self._documents = Documents(fs, self._layout, self._directories, durable=durable)
-        self._blobs = Blobs(fs, self._layout, self._directories, durable=durable)
+        self._documents = Documents(fs, self._layout, self._directories, durable=durable, reserve=reserve)
+        self._blobs = Blobs(fs, self._layout, self._directories, durable=durable, reserve=reserve)
         self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot, identity)
         self._closed = False
 
@@ -266,21 +270,43 @@ class JsonlStore:
                 raise turn_open(stream, view)
             if not view.closers and not found.tail.size:
                 return view
-            log = await self._streams.load(stream)
-            if view.closers:
-                nonce = new_ulid()
-                await self._run(log.grant, nonce)
-                rows = closer_rows(view.closers)
-                batch = Batch(
-                    stream, log.epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows)
-                )
-                error = (await self._run(log.write, [batch]))[0]
-                if error is not None:
-                    raise error
-                await self._run(log.close, log.epoch, nonce)
+            while True:
+                log = await self._streams.load(stream)
+                done = await self._run(self._close_turn, log) if view.closers else view
+                if done is not None:
+                    break
             epoch = log.epoch
             await self._streams.drop(stream)
-            return LogView(view.header, view.next_seq, epoch, view.closers, view.cut, view.torn_bytes)
+            return LogView(done.header, done.next_seq, epoch, done.closers, done.cut, view.torn_bytes)
+
+    def _close_turn(self, log: StreamLog) -> LogView | None:
+        """Close the open turn under a grant of its own; nothing can be appended in between. None: load it again."""
+        with log.sync_lock, log.lock:
+            view = self._reader.survey(log.stream, log).view()
+            if not view.closers:
+                return view
+            nonce, rows = new_ulid(), closer_rows(view.closers)
+            grant = log.grant(nonce)
+            if grant is None:
+                return None
+            try:
+                batch = Batch(
+                    log.stream,
+                    grant.epoch,
+                    nonce,
+                    view.cut,
+                    b"".join(rows),
+                    tuple(map(len, rows)),
+                    (1,) * len(rows),
+                    closing=True,
+                )
+                (error,) = log.write([batch])
+                if error is not None:
+                    raise error
+                log.close(grant.epoch, nonce)
+            finally:
+                log.granted_here = False  # one that failed leaves a grant that nobody has
+            return view
 
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
         """See ``Store.fork``; whole batches are copied without decoding."""

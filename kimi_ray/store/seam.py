@@ -62,6 +62,8 @@ class Batch:
     payload: bytes | memoryview
     row_bytes: tuple[int, ...]
     row_events: tuple[int, ...]
+    closing: bool = False
+    """It ends a turn or a log: on a full disk it may use the reserve."""
 
     @property
     def next_seq(self) -> int:

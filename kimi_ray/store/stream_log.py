@@ -6,8 +6,10 @@ Every method that changes something holds ``lock``; all are blocking and run in 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
 from kimi_ray.store.refusals import already_exists, grant_fenced
 from kimi_ray.store.reservations import Reservation, Reservations
+from kimi_ray.store.reserve import Reserve
 from kimi_ray.store.seam import Batch, Stream, WriterGrant
 from kimi_ray.store.turns import turn_opens
 
@@ -42,6 +45,7 @@ class LogTools:
     mode: str
     boot: str
     framing: Framing
+    reserve: Reserve
 
     @property
     def durable(self) -> bool:
@@ -159,7 +163,8 @@ class StreamLog:
 
     def _write_storage_row(self, row: bytes) -> None:
         self.sync()  # a row that outlives what stands before it would make a torn log a corrupt one
-        self._append(encode_rows(self.tools.framing, self.batches, self.next_seq, [row]), self.next_seq)
+        encoded = encode_rows(self.tools.framing, self.batches, self.next_seq, [row])
+        self._append(encoded, self.next_seq, closing=True)
         self.sync()
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -173,11 +178,12 @@ class StreamLog:
             staged: list[bytes] = []
             waiting: list[int] = []
             number, seq = self.batches, self.next_seq
+            closing = False
             for index, batch in enumerate(batches):
                 try:
                     self._check_batch(batch)
                     if batch.first_seq < seq and staged:
-                        self._flush(staged, seq, number, waiting, answers)
+                        self._flush(staged, seq, number, waiting, answers, closing=closing)
                         number, seq = self.batches, self.next_seq
                     payload, row_bytes = self._fresh(batch, seq)
                 except StoreError as error:
@@ -187,10 +193,11 @@ class StreamLog:
                     continue
                 whole = early[index] if row_bytes is batch.row_bytes else None
                 prepared = framing.prepare(payload, row_bytes) if whole is None else whole
+                closing = closing or batch.closing
                 self._stage_turn(payload)
                 if not self.born:
                     try:
-                        self._create(prepared, batch.next_seq)
+                        self._create(prepared, batch.next_seq, closing=closing)
                     except StoreError as error:
                         answers[index] = error
                     number, seq = self.batches, self.next_seq
@@ -199,7 +206,7 @@ class StreamLog:
                 staged.append(encoded.data)
                 waiting.append(index)
                 number, seq = number + encoded.batches, batch.next_seq
-            self._flush(staged, seq, number, waiting, answers)
+            self._flush(staged, seq, number, waiting, answers, closing=closing)
             return answers
 
     def _stage_turn(self, payload: bytes) -> None:
@@ -218,12 +225,19 @@ class StreamLog:
         return self.tools.framing.prepare(bytes(batch.payload), batch.row_bytes)
 
     def _flush(
-        self, staged: list[bytes], seq: int, number: int, waiting: list[int], answers: list[StoreError | None]
+        self,
+        staged: list[bytes],
+        seq: int,
+        number: int,
+        waiting: list[int],
+        answers: list[StoreError | None],
+        *,
+        closing: bool,
     ) -> None:
         if not staged:
             return
         try:
-            self._append(Encoded(b"".join(staged), number - self.batches), seq)
+            self._append(Encoded(b"".join(staged), number - self.batches), seq, closing=closing)
         except StoreError as error:
             for index in waiting:
                 answers[index] = error
@@ -234,7 +248,7 @@ class StreamLog:
         if self.removed:
             raise deleted(self.stream.session_id)
         if self.poisoned is not None:
-            raise self.poisoned
+            self._write_again(self.poisoned)
 
     def _check_batch(self, batch: Batch) -> None:
         self._check_usable()
@@ -266,13 +280,17 @@ class StreamLog:
                 lines.extend(page.lines)
         return lines
 
-    def _create(self, prepared: Prepared, next_seq: int) -> None:
+    def _create(self, prepared: Prepared, next_seq: int, *, closing: bool) -> None:
         tools = self.tools
         epoch_row = encode_epoch_row(EpochRow(self.epoch, 0, self.nonce, tools.boot, tools.mode))
         encoded = tools.framing.begin(to_json(self.header) + b"\n", epoch_row, prepared)
         opens, self._staged_turn = self._staged_turn, None
-        try:
+
+        def create() -> None:
             create_log(tools.fs, tools.directories, self.path, encoded.data, sync=tools.durable)
+
+        try:
+            self._spend(len(encoded.data), create, closing=closing)
         except FileExistsError:
             raise already_exists(self.stream) from None
         except OSError as error:
@@ -284,27 +302,12 @@ class StreamLog:
         self.batches = encoded.batches
         self._settle_turn(opens, 0)
 
-    def _append(self, encoded: Encoded, next_seq: int) -> None:
+    def _append(self, encoded: Encoded, next_seq: int, *, closing: bool) -> None:
         """Write at the end or leave the file as it was."""
         tools, data = self.tools, encoded.data
         opens, self._staged_turn = self._staged_turn, None
         try:
-            descriptor = tools.descriptors.take(self.path)
-            fd = descriptor.fd
-            try:
-                if self._truncate_to is not None:
-                    tools.fs.truncate(fd, self._truncate_to)
-                    self._truncate_to = None
-                try:
-                    pwrite_all(tools.fs, fd, data, self.size)
-                except OSError:
-                    self._truncate_to = self.size
-                    with contextlib.suppress(OSError):
-                        tools.fs.truncate(fd, self.size)
-                        self._truncate_to = None
-                    raise
-            finally:
-                tools.descriptors.give_back(descriptor)
+            self._spend(len(data), lambda: self._write_at_end(data), closing=closing)
         except OSError as error:
             raise io_error(error, self.path) from error
         self._settle_turn(opens, self.size)
@@ -317,13 +320,42 @@ class StreamLog:
         else:
             self.synced, self.durable_seq = self.size, next_seq
 
+    def _spend(self, size: int, write: Callable[[], None], *, closing: bool) -> None:
+        """Write; what ends something may use the reserve."""
+        reserve = self.tools.reserve
+        if closing:
+            reserve.spend(size, write)
+        else:
+            write()
+            reserve.keep()
+
+    def _write_at_end(self, data: bytes) -> None:
+        tools = self.tools
+        descriptor = tools.descriptors.take(self.path)
+        fd = descriptor.fd
+        try:
+            if self._truncate_to is not None:
+                tools.fs.truncate(fd, self._truncate_to)
+                self._truncate_to = None
+            try:
+                pwrite_all(tools.fs, fd, data, self.size)
+            except OSError:
+                self._truncate_to = self.size
+                with contextlib.suppress(OSError):
+                    tools.fs.truncate(fd, self.size)
+                    self._truncate_to = None
+                raise
+        finally:
+            tools.descriptors.give_back(descriptor)
+
     # -- syncing -----------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make everything durable that is written when this starts; other threads may write meanwhile.
 
-        A failed sync means that the outcome is unknown: the bytes are written again through a new descriptor, and if
-        that fails too the stream is poisoned for the life of this process.
+        A failed sync means that the outcome is unknown: the bytes are written again through a new descriptor. If that
+        fails too the stream is poisoned: nothing is acknowledged before they were written again and synced, which
+        every use of the stream tries first.
 
         Raises:
             StoreError: ``store.poisoned``.
@@ -332,7 +364,7 @@ class StreamLog:
         with self.sync_lock:
             with self.lock:
                 if self.poisoned is not None:
-                    raise self.poisoned
+                    self._write_again(self.poisoned)
                 size, seq, count = self.size, self.next_seq, len(self.unsynced)
                 if size <= self.synced:
                     return
@@ -343,6 +375,7 @@ class StreamLog:
             try:
                 try:
                     tools.fs.fdatasync(descriptor.fd)
+                    self._check_place(descriptor.fd)
                 finally:
                     tools.descriptors.give_back(descriptor)
             except OSError as error:
@@ -354,7 +387,13 @@ class StreamLog:
                 self.synced, self.durable_seq = size, seq
                 del self.unsynced[:count]
 
-    def _write_again(self, cause: OSError) -> None:
+    def _check_place(self, fd: int) -> None:
+        """Whether the synced file is still the one that others find: its directory may have been taken away."""
+        if self.tools.fs.stat(self.path).st_ino != self.tools.fs.fstat(fd).st_ino:
+            raise OSError(errno.ENOENT, "another file is in its place", self.path)
+
+    def _write_again(self, cause: OSError | StoreError) -> None:
+        """Cut the file back to what is durable for sure and write all that came after once more."""
         tools = self.tools
         tools.descriptors.drop(self.path)
         try:
@@ -370,10 +409,18 @@ class StreamLog:
             self.poisoned = StoreError(
                 f"{self.path} could not be synced, nor written again: {error.strerror}",
                 code="store.poisoned",
-                hint="what was acknowledged is on the disk; check the disk, then restart the store",
-                details={"path": self.path, "synced": self.synced, "first": str(cause), "second": str(error)},
+                hint="what was acknowledged is on the disk, what was not is kept and written again when the disk works",
+                details={
+                    "path": self.path,
+                    "errno": errno.errorcode.get(error.errno or 0, str(error.errno)),
+                    "synced": self.synced,
+                    "first": cause.details["first"] if isinstance(cause, StoreError) else str(cause),
+                    "second": str(error),
+                },
+                retryable=True,
             )
             raise self.poisoned from error
+        self.poisoned = None
         self.synced, self.durable_seq = self.size, self.next_seq
         self.unsynced.clear()
         self.unsynced_bytes = 0

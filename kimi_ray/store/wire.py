@@ -9,8 +9,8 @@ from kimi_ray.store.seam import Batch, Stream
 
 MAX_CALL_BYTES = 32 << 20
 
-PackedBatch = tuple[str, str, int, str, int, tuple[int, ...], tuple[int, ...]]
-"""``(session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events)``; no ``row_events`` means one each."""
+PackedBatch = tuple[str, str, int, str, int, tuple[int, ...], tuple[int, ...], bool]
+"""``(session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events, closing)``; no ``row_events``: one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,18 @@ def pack_call(batches: Iterable[Batch], *, sync: bool = True) -> AppendCall:
         events = batch.row_events
         plain = sum(events) == len(events)
         session_id, agent_id = batch.stream
+        row_events = () if plain else events
         packed.append(
-            (session_id, agent_id, batch.epoch, batch.nonce, batch.first_seq, batch.row_bytes, () if plain else events)
+            (
+                session_id,
+                agent_id,
+                batch.epoch,
+                batch.nonce,
+                batch.first_seq,
+                batch.row_bytes,
+                row_events,
+                batch.closing,
+            )
         )
         payloads.append(batch.payload)
     return AppendCall(b"".join(payloads), tuple(packed), sync)
@@ -45,9 +55,10 @@ def unpack_call(call: AppendCall) -> list[Batch]:
     view = memoryview(call.blob)
     batches: list[Batch] = []
     start = 0
-    for session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events in call.batches:
+    for session_id, agent_id, epoch, nonce, first_seq, row_bytes, row_events, closing in call.batches:
         end = start + sum(row_bytes)
         events = row_events or (1,) * len(row_bytes)
-        batches.append(Batch(Stream(session_id, agent_id), epoch, nonce, first_seq, view[start:end], row_bytes, events))
+        stream = Stream(session_id, agent_id)
+        batches.append(Batch(stream, epoch, nonce, first_seq, view[start:end], row_bytes, events, closing))
         start = end
     return batches

@@ -417,6 +417,16 @@ class SimulatedFs:
             opened = self._opened(fd)
             opened.file.change(Change(size, None), self._change("truncate", opened.path))
 
+    def allocate(self, fd: int, size: int) -> None:
+        """See ``Fs.allocate``; the zeros take no memory where there is no capacity to take them from."""
+        if self.disk.capacity is not None:
+            self.pwrite(fd, bytes(size - self.fstat(fd).st_size), self.fstat(fd).st_size)
+
+    def utime(self, path: str) -> None:
+        """See ``Fs.utime``."""
+        with self.disk.lock:
+            self._find(path).changed = self._change("utime", path)
+
     def fsync(self, fd: int) -> None:
         """See ``Fs.fsync``."""
         self._sync(fd, "fsync")

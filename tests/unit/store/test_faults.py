@@ -98,13 +98,22 @@ async def test_a_stream_that_cannot_be_written_again_is_poisoned_and_only_it(tmp
         Rule("fdatasync", errno.EIO, path="agents/main"),
         Rule("fsync", errno.EIO, count=0, path="agents/main"),
     ]
-    assert code((await store.append([notes(2, 5)], sync=True))[0]) == "store.poisoned"
-    fs.rules.clear()
-    assert code((await store.append([notes(2, 5)], sync=True))[0]) == "store.poisoned", "a good sync proves nothing"
+    result = (await store.append([notes(2, 5)], sync=True))[0]
+    assert code(result) == "store.poisoned"
+    assert result.error is not None
+    assert (result.error["details"]["errno"], result.error["retryable"]) == ("EIO", True)
+    assert code((await store.append([notes(2, 5)], sync=True))[0]) == "store.poisoned", "one good sync proves nothing"
     with pytest.raises(StoreError) as caught:
         await store.open_writer(MAIN, "w2")
     assert caught.value.code == "store.poisoned"
     ok(await store.append([notes(1, 2, stream=other)], sync=True))
+    fs.rules.clear()
+    writes = fs.calls["pwrite"]
+    assert ok(await store.append([notes(2, 6)], sync=True)).durable == 6
+    assert fs.calls["pwrite"] == writes + 2, "what was never acknowledged is written once more, then the new event"
+    assert await all_lines(store) == wanted(6)
+    assert (await store.open_writer(MAIN, "w2")).epoch == 2
+    ok(await store.append([notes(2, 3, stream=other)], sync=True))
     await store.close()
 
 
