@@ -79,7 +79,9 @@ class HostLogs:
             header=header,
             claim=claim,
         )
-        return await self._opener.open(spec, _fenced)
+        opened = await self._opener.open(spec, _fenced)
+        self._opener.publish(stream)
+        return opened
 
     async def close(self) -> None:
         """Make every log durable and give grants and claims back."""
