@@ -59,8 +59,9 @@ class Window:
     def occurrences(self, needle: bytes, start: int, end: int) -> Iterator[int]:
         """Offsets in ``start`` .. ``end - 1`` where ``needle`` begins, in order."""
         base = start
+        step = max(self._ahead, 2 * len(needle))
         while base < end:
-            data = self.bytes_at(base, min(self._ahead, end - base + len(needle) - 1))
+            data = self.bytes_at(base, min(step, end - base + len(needle) - 1))
             at = data.find(needle)
             while 0 <= at < end - base:
                 yield base + at

@@ -81,13 +81,13 @@ def put_together(framing: Framing, batches: list[list[bytes]]) -> bytes:
     """A log of these batches of stored rows; the first row is a grant's."""
     first, *rest = batches[0]
     started = framing.begin(HEADER, first, framing.prepare(b"".join(rest), [len(row) for row in rest]))
-    data, number, seq = started.data, started.batches, len(expand_rows(rest))
+    parts, number, seq = [started.data], started.batches, len(expand_rows(rest))
     for rows in batches[1:]:
         encoded = encode_rows(framing, number, seq, rows)
-        data += encoded.data
+        parts.append(encoded.data)
         number += encoded.batches
         seq += len(expand_rows(rows))
-    return data
+    return b"".join(parts)
 
 
 def thirty_events(compression: str) -> Built:
