@@ -89,6 +89,9 @@ def open_identity(fs: Fs, home: str, options: StoreOptions) -> StoreIdentity:
     check_filesystem(fs, home, network_home=options.network_home)
     if identity is None:
         identity = _create(fs, home, options)
+    elif options.durability == "disk":
+        with io_errors(home):
+            fs.sync_dir(home)  # its creator may have died before it did
     if options.expected_home_id not in (None, identity.home_id):
         raise _wrong_home(home, str(options.expected_home_id), identity.home_id)
     for name in ("backend", "compression", "shards"):

@@ -49,6 +49,7 @@ def touch_or_reserved(tools: LogTools, layout: Layout, stream: Stream) -> Stream
     directory = layout.place(stream.session_id, reserved.workspace_id)
     log = StreamLog(tools, stream, f"{directory}/agents/{stream.agent_id}", reserved.header)
     log.reserve(reserved.epoch, reserved.nonce)
+    log.granted_here = False  # by a process before this one
     return log
 
 

@@ -1,0 +1,102 @@
+"""The named races, on every backend; and those that need a power cut, on the simulated machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.store import StoreOptions, Stream
+from tests.conformance.simulated_home import SimulatedHome
+from tests.conformance.store_contract import MAIN, Home, all_lines, header, line, notes, ok
+from tests.conformance.store_races import StoreRaces, opened
+from tests.unit.store.test_jsonl_contract import JsonlHome
+from tests.unit.store_sqlite.sqlite_home import SqliteHome
+
+
+class ZstdHome(JsonlHome):
+    def options(self, **options: Any) -> StoreOptions:
+        return super().options(**{"compression": "zstd", **options})
+
+
+@pytest.mark.parametrize("kind", [JsonlHome, ZstdHome, SqliteHome], ids=["jsonl", "zstd", "sqlite"], scope="class")
+class TestEveryBackend(StoreRaces):
+    @pytest.fixture
+    def home(self, kind: type[Home], tmp_path: Path) -> Home:
+        return kind(tmp_path / "home", syncs=False)  # type: ignore[call-arg]
+
+
+@pytest.fixture(params=["none", "zstd"])
+def machine(request: pytest.FixtureRequest) -> Iterator[SimulatedHome]:
+    machine = SimulatedHome(request.param)
+    yield machine
+    machine.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_before_its_sync_then_sent_again_then_a_power_cut(machine: SimulatedHome, seed: int) -> None:
+    """What the dead store wrote is page cache only; the answer to the resend must not rest on it."""
+
+    async def before() -> None:
+        store = await machine.open()
+        await opened(store, count=3)
+        ok(await store.append([notes(3, 20)], sync=False))
+        await machine.kill(store)
+        again = await machine.open()
+        assert ok(await again.append([notes(2, 20)], sync=True)).durable == 20
+
+    async def after() -> None:
+        store = await machine.open()
+        assert await all_lines(store) == [line(seq, text=f"n{seq}") for seq in range(20)]
+        assert (await store.verify(MAIN)).ok
+
+    machine.run(before())
+    machine.power_cut(seed)
+    machine.run(after())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_child_is_lost_in_a_power_cut_after_its_report_and_then_forked_there(
+    machine: SimulatedHome, seed: int
+) -> None:
+    child, copy = Stream("s1", "agent-1"), Stream("s1", "agent-2")
+
+    async def before() -> None:
+        store = await machine.open()
+        await opened(store)
+        await opened(store, child, "c", count=9)
+        ok(await store.append([notes(0, 2)], sync=True))
+        ok(await store.append([notes(9, 30, stream=child, nonce="c")], sync=False))
+
+    async def after() -> None:
+        store = await machine.open()
+        await store.open_session("s1", "n2")
+        grant = await store.fork(child, 9, header(copy), "f")
+        assert (grant.next_seq, grant.epoch) == (9, 2)
+        assert await all_lines(store, copy) == [line(seq, text=f"n{seq}") for seq in range(9)]
+
+    machine.run(before())
+    machine.power_cut(seed)
+    machine.run(after())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_grant_outlives_a_power_cut_and_fences_the_earlier_writer(machine: SimulatedHome, seed: int) -> None:
+    async def before() -> None:
+        store = await machine.open()
+        await opened(store, count=3)
+        ok(await store.append([notes(3, 12)], sync=False))
+        assert (await store.open_writer(MAIN, "w2")).next_seq == 12
+
+    async def after() -> None:
+        store = await machine.open()
+        for nonce, epoch, expected in (("w", 1, "store.fenced"), ("w2", 2, None)):
+            result = (await store.append([notes(12, 15, epoch=epoch, nonce=nonce)], sync=True))[0]
+            assert (None if result.error is None else result.error["code"]) == expected
+        assert len(await all_lines(store)) == 15
+
+    machine.run(before())
+    machine.power_cut(seed)
+    machine.run(after())
