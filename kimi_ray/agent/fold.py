@@ -6,11 +6,12 @@ the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kimi_ray.agent.specs import AgentTotals
-from kimi_ray.events import SessionEvent, encode
+from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
 from kimi_ray.log import message_text
 from kimi_ray.settings import PromptState, Usage
 
@@ -283,3 +284,16 @@ _HANDLERS: dict[str, Any] = {
 
 FOLLOWED = frozenset(_HANDLERS)
 """The types of events that ``AgentFold.apply`` looks at."""
+
+_KNOWN = {type_key(entry.name): entry.name for entry in CORE}
+_PASSED = frozenset(key for key, name in _KNOWN.items() if name not in FOLLOWED)
+
+
+def fold_stored(fold: AgentFold, lines: Sequence[bytes], first_seq: int) -> None:
+    """Follow a run of stored lines; what the fold does not look at is not parsed.
+
+    Raises:
+        LogError: ``log.not_json`` or ``log.bad_envelope``.
+    """
+    for event in read_stored(lines, first_seq, _KNOWN, _PASSED):
+        fold.apply(event)

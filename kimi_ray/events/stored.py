@@ -17,6 +17,8 @@ from kimi_ray.events.json_rule import MAX_DEPTH
 
 _HEAD_PARTS: Final = 4
 """``seq``, ``time``, ``type`` and the rest of a canonical line."""
+_ENDS: Final = (b"}}", b'},"ignorable":true}')
+"""How a line ends that has neither surface nor sources."""
 _SLICE: Final = 64
 """Lines parsed at once: more, and the garbage collector walks them again and again before they are gone."""
 _DIGITS_AS_ZERO: Final = bytes(0x30 if chr(byte).isdigit() else 0x20 for byte in range(256))
@@ -49,7 +51,7 @@ def read_stored(
         kind: str | None = None
         if len(parts) == _HEAD_PARTS and parts[0] == b'{"seq":%d' % seq and parts[1][:7] == b'"time":':
             key = parts[2]
-            if key in passed and parts[1][7:].isdigit() and parts[3].startswith(b'"data":{') and line[-1:] == b"}":
+            if key in passed and parts[1][7:].isdigit() and parts[3].startswith(b'"data":{') and line.endswith(_ENDS):
                 continue
             kind = known.get(key)
         picked.append((line, seq, kind))

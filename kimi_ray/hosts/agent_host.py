@@ -306,12 +306,12 @@ class AgentHost:
             on_outcome=lambda prompt_id, outcome: self._outcomes.put((stream, prompt_id), outcome),
             on_idle=lambda: self._idle(stream),
         )
-        scope = await self._scope(spec, opened, callbacks)
         try:
-            agent = await scope.get(LiveAgent)
+            agent = await (await self._scope(spec, opened, callbacks)).get(LiveAgent)
         except BaseException:
-            self._scopes.pop(stream, None)
-            await scope.close()
+            scope = self._scopes.pop(stream, None)
+            if scope is not None:
+                await scope.close()
             await self._opener.give_back(stream, force=True)
             raise
         self._opener.publish(stream)

@@ -26,6 +26,7 @@ from kimi_ray.agent.specs import AgentSpec, Outcome
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.hosts.ports import Cluster
+from kimi_ray.hosts.prepared_logs import Preparation
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.llm.chat import ChatProvider
 from kimi_ray.llm.models import ResolvedModel, build_provider
@@ -55,6 +56,8 @@ class OpenedLog:
     controller: WriteController
     epoch: int
     is_new: bool
+    preparation: Preparation | None = None
+    """Of a stored log: until it is published, nothing can be appended."""
     ended: bool = False
     """The agent's work is done for good: its private directory may go."""
 

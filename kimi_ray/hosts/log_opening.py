@@ -18,6 +18,7 @@ from kimi_ray.events import parse_header
 from kimi_ray.hosts.agent_services import OpenedLog
 from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, store_name
+from kimi_ray.hosts.prepared_logs import Preparation, PreparedLogs
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log import EventLog
 from kimi_ray.store.host_budget import HostBudget
@@ -61,6 +62,7 @@ class LogOpener:
         self._budget = HostBudget(config.host_bytes)
         self._senders: dict[int, Sender] = {}
         self._open: dict[Stream, OpenedLog] = {}
+        self._prepared = PreparedLogs(self._restore)
         self._grants = Coalesced(store.open_writers)
         self._returns = Coalesced(store.close_writers)
 
@@ -76,7 +78,7 @@ class LogOpener:
         """Take the grant and bring the log into memory.
 
         A header for a log that exists already (an activation sent twice, or after a crash) opens that log, if it is
-        the log of the same agent with the same question.
+        the log of the same agent with the same question. A stored log refuses events until ``publish``.
 
         Raises:
             KimiRayError: ``store.*``, ``session.in_use``, ``session.fenced``, ``log.*``.
@@ -95,10 +97,12 @@ class LogOpener:
             is_new = False
         if is_new and grant.next_seq > 0:
             is_new = False
+        preparation: Preparation | None = None
         if is_new:
             fold, log = AgentFold(), EventLog(parse_header(spec.header), max_event_bytes=self._config.max_event_bytes)
         else:
-            log, fold = await self._restore(stream, grant)
+            preparation = await self._prepared.prepare(stream, grant)
+            log, fold = preparation.log, preparation.fold
         controller = WriteController(
             stream,
             epoch=grant.epoch,
@@ -109,9 +113,15 @@ class LogOpener:
             on_fenced=on_fenced,
         )
         log.observe(controller.enqueue)
-        opened = OpenedLog(log=log, fold=fold, controller=controller, epoch=grant.epoch, is_new=is_new)
+        opened = OpenedLog(log, fold, controller, grant.epoch, is_new, preparation)
         self._open[stream] = opened
         return opened
+
+    def publish(self, stream: Stream) -> None:
+        """The agent of an opened log is there: its events may come."""
+        opened = self._open.get(stream)
+        if opened is not None and opened.preparation is not None:
+            self._prepared.publish(opened.preparation)
 
     def nonce_of(self, stream: Stream) -> str | None:
         """The nonce under which a log is open here, or None."""
@@ -138,14 +148,34 @@ class LogOpener:
         await controller.close(0.0 if force else None, force=force or fenced)
         opened.log.detach()
         self._open.pop(stream, None)
-        if fenced or opened.log.next_seq == 0:
-            return
-        shard = shard_of(stream.session_id, self._config.shards)
-        failed = await self._returns.add(shard, (stream, opened.epoch, controller.nonce))
-        if isinstance(failed, dict) and not force:
-            error = error_from_data(cast("dict[str, Any]", failed))
-            if error.code != "store.fenced":
-                raise error
+        stored = not fenced and controller.durable_seq == opened.log.next_seq
+        try:
+            if not fenced and opened.log.next_seq > 0:
+                stored = await self._close_grant(opened, force=force) and stored
+        except BaseException:
+            stored = False
+            raise
+        finally:
+            self._put_by(opened, stored=stored)
+
+    async def _close_grant(self, opened: OpenedLog, *, force: bool) -> bool:
+        controller = opened.controller
+        shard = shard_of(controller.stream.session_id, self._config.shards)
+        failed = await self._returns.add(shard, (controller.stream, opened.epoch, controller.nonce))
+        if failed is None:
+            return True
+        error = error_from_data(cast("dict[str, Any]", failed))
+        if not force and error.code != "store.fenced":
+            raise error
+        return False
+
+    def _put_by(self, opened: OpenedLog, *, stored: bool) -> None:
+        """A log without its agent waits for the next one, if the store has all of it and the grant was given back."""
+        preparation = opened.preparation
+        if preparation is not None and not preparation.settled.done():
+            self._prepared.rollback(preparation, closed=stored)
+        elif stored and opened.log.next_seq > 0:
+            self._prepared.keep(opened.controller.stream, opened.log, opened.fold, opened.epoch)
 
     async def close(self) -> None:
         """Stop the senders; what is not durable was named by ``give_back``."""

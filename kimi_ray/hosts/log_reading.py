@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from kimi_ray.agent.live_agent import LiveAgent
-from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.events import CORE, SURFACE_TYPES, SessionEvent, read_stored, type_key
 from kimi_ray.hosts.specs import EventPage
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log import Message, Surface, derive_messages
@@ -14,6 +14,9 @@ from kimi_ray.store.seam import Stream
 
 RECENT_EVENTS = 512
 """Events of a followed log that stay in memory; older ones are read from the store."""
+
+_KNOWN = {type_key(entry.name): entry.name for entry in CORE}
+_PASSED = frozenset(key for key, name in _KNOWN.items() if name not in SURFACE_TYPES)
 
 
 class _Tail:
@@ -90,9 +93,10 @@ class LogReader:
             page = await self._store.read_from(stream, seq, min(2_000, at - seq))
             if not page.lines:
                 break
-            for line in page.lines:
-                plan = surface.check(parse_event(line, at=seq))
+            for event in read_stored(page.lines, seq, _KNOWN, _PASSED):
+                plan = surface.check(event)
                 if plan is not None:
                     surface.apply(plan)
-                seq += 1
+                event.unload()
+            seq += len(page.lines)
         return derive_messages(surface)

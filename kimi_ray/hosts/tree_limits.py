@@ -6,10 +6,9 @@ stopped when the tree reaches it; main is told what the others have used, and co
 
 from __future__ import annotations
 
-from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.fold import AgentFold, fold_stored
 from kimi_ray.agent.limits import limit_error
 from kimi_ray.agent.specs import AgentTotals
-from kimi_ray.events import parse_event
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.hosts.swarm_attempts import spent_of
 from kimi_ray.hosts.swarm_events import limits_left
@@ -100,8 +99,7 @@ async def _folded(store: StoreCalls, stream: Stream) -> AgentFold:
     fold, seq = AgentFold(), 0
     while True:
         page = await store.read_from(stream, seq, _PAGE)
-        for line in page.lines:
-            fold.apply(parse_event(line, at=seq))
-            seq += 1
+        fold_stored(fold, page.lines, seq)
+        seq += len(page.lines)
         if not page.lines:
             return fold

@@ -81,7 +81,7 @@ class EventLog:
         self._observers: tuple[tuple[object, Observer], ...] = ()
         self._vetoes: tuple[tuple[object, Observer], ...] = ()
         self._appending = False
-        self._ended: LogError | None = None
+        self._refusal: LogError | None = None
         self._messages: list[Message] = []
         self._messages_from = 0
 
@@ -142,15 +142,42 @@ class EventLog:
 
         return end
 
+    def reserve(self) -> None:
+        """No events before ``publish``: the log is read, its agent is not there yet."""
+        self._refusal = LogError(
+            f"{self._name} is reserved for an agent that is not there yet",
+            code="log.reserved",
+            hint="wait until the agent lives",
+            retryable=True,
+        )
+
+    def publish(self) -> None:
+        """The log is its agent's: events may come."""
+        self._refusal = None
+
     def detach(self) -> None:
         """No more events: the log is somebody else's now. An append in progress is told to the end. Idempotent."""
-        self._ended = LogError(
+        self._refusal = LogError(
             f"{self._name} was given back; nothing can be appended to it any more",
             code="log.detached",
             hint="open the log again",
         )
         if not self._appending:
             self._observers = ()
+
+    def successor(self) -> EventLog:
+        """The same log for its next writer, as if read back: with its surface, its order and nobody who observes.
+
+        This one is detached.
+        """
+        self.detach()
+        log = EventLog(self.header, catalog=self._catalog, clock=self._clock, max_event_bytes=self._max_event_bytes)
+        log.order, log.surface, log.last_end_seed = self.order, self.surface, self.last_end_seed
+        log.first_live_seq = log._next_seq = self._next_seq
+        log._last = self._last
+        for event in log.surface:
+            event.unload()
+        return log
 
     def append(
         self,
@@ -168,14 +195,14 @@ class EventLog:
         4. The observers are told, in the order they came.
 
         Raises:
-            LogError: ``log.reentrant``, ``log.detached``, ``log.not_json``, ``log.unknown_type``,
+            LogError: ``log.reentrant``, ``log.reserved``, ``log.detached``, ``log.not_json``, ``log.unknown_type``,
                 ``log.event_too_large``, ``log.bad_payload``, ``log.bad_surface``, ``log.out_of_order``, or what a veto
                 raised. The log is then unchanged.
         """
         if self._appending:
             raise LogError("an observer may not append to the log it observes", code="log.reentrant")
-        if self._ended is not None:
-            raise self._ended
+        if self._refusal is not None:
+            raise self._refusal
         entry = self._catalog.get(type)
         if entry is None:
             raise LogError(f"the event type {type!r} is not in the catalogue", code="log.unknown_type")
@@ -215,7 +242,7 @@ class EventLog:
         finally:
             self.replaced = ()
             self._appending = False
-            if self._ended is not None:
+            if self._refusal is not None:
                 self._observers = ()
 
     def messages(self) -> list[Message]:
@@ -247,12 +274,7 @@ class EventLog:
             LogError: ``log.bad_envelope`` (a gap, or an event was appended before), ``log.unknown_type``,
                 ``log.bad_payload``, ``log.bad_surface``.
         """
-        if event.seq != self._next_seq or self.first_live_seq != self._next_seq:
-            raise LogError(
-                f"{self._name}: event {event.seq} stands where {self._next_seq} belongs",
-                code="log.bad_envelope",
-                details={"seq": event.seq, "expected": self._next_seq},
-            )
+        self._check_place(event.seq)
         # A known type is read whatever the event says of itself: that is for readers who do not know it.
         if not event.ignorable and event.type not in self._catalog:
             raise LogError(
@@ -295,11 +317,10 @@ class EventLog:
         read = _READ | types
         known = {type_key(entry.name): entry.name for entry in self._catalog}
         passed = frozenset(key for key, name in known.items() if name not in read)
+        self._check_place(self._next_seq)
         end = self._next_seq + len(lines)
-        untouched = self.first_live_seq == self._next_seq
         for event in read_stored(lines, self._next_seq, known, passed):
-            if untouched:
-                self._next_seq = self.first_live_seq = event.seq  # what was passed over in between
+            self._next_seq = self.first_live_seq = event.seq  # what was passed over in between
             self.adopt(event)
             if follow is not None and event.type in types:
                 try:
@@ -308,8 +329,17 @@ class EventLog:
                     raise _bad_payload(event, error) from error
             event.unload()
         if self._next_seq < end:
+            self._last = parse_event(lines[-1], at=end - 1)
             self._next_seq = self.first_live_seq = end
-            self._last = parse_event(lines[-1])
+
+    def _check_place(self, seq: int) -> None:
+        if seq != self._next_seq or self.first_live_seq != self._next_seq:
+            raise LogError(
+                f"{self._name}: event {seq} stands where {self._next_seq} belongs",
+                code="log.bad_envelope",
+                hint="a log is read back whole, before anything is appended to it",
+                details={"seq": seq, "expected": self._next_seq},
+            )
 
 
 _MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError)
