@@ -94,19 +94,22 @@ class LoadedStream:
             writer = self.writer
             assert writer is not None
             self.append(writer, self.dice.randint(1, 12))
-            await writer.wait_for_room()
+            await self._tolerant(writer.wait_for_room())
             if self.dice.random() < 0.5:
-                try:
-                    await self.flush(writer)
-                except KimiRayError as error:
-                    if error.code not in self.load.tolerated:
-                        raise
+                await self._tolerant(self.flush(writer))
             if self.dice.random() < self.load.reopen_chance:
-                await self.open()
+                await self._tolerant(self.open())
             for zombie in self.zombies:
                 self.append(zombie, 1) if zombie.error is None else None
             self.zombies = [zombie for zombie in self.zombies if not self._gone(zombie)]
             await asyncio.sleep(self.dice.random() * self.load.pause_s)
+
+    async def _tolerant(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except KimiRayError as error:
+            if error.code not in self.load.tolerated:
+                raise
 
     def _gone(self, zombie: WriteController) -> bool:
         if zombie.state != "fenced":

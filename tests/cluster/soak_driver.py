@@ -80,7 +80,8 @@ class Soak:
 
     async def resumed(self, session_id: str) -> Session:
         """The session again, as often as it takes."""
-        return await self.steadily(lambda: self.runtime.workspace(self.settings["cwd"]).resume(session_id))
+        workspace = self.runtime.workspace(self.settings["cwd"])
+        return await self.steadily(lambda: workspace.resume(session_id, tools=[touch]))
 
     async def steadily(self, make: Any) -> Any:
         """What ``make`` gives, asked again after an error that says why; each is counted."""

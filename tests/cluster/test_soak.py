@@ -251,8 +251,9 @@ async def _check(home: Path, notes: Path) -> list[str]:
         types = Counter(json.loads(line)["type"] for line in log.lines)
         if types["turn/start"] != types["turn/end"] and stream[0].startswith("session_raw") is False:
             problems.append(f"{stream} has {types['turn/start']} turns and {types['turn/end']} ends")
-    ahead = time.time() * 1000 + CLOCKS_MS[1] / 2
-    assert any(json.loads(log.lines[-1])["time"] > ahead - 1e6 for log in after.logs.values() if log.lines)
+    apart = [json.loads(log.lines[0])["time"] - log.header["created_at"] for log in after.logs.values() if log.lines]
+    if not any(50_000 < abs(skew) < 1e9 for skew in apart):
+        problems.append("no clock was off: nothing was shown of them")
     return problems
 
 
@@ -271,7 +272,9 @@ def _row_problems(swarms: list[dict[str, Any]]) -> list[str]:
     for swarm in swarms:
         where = swarm["session_id"]
         if "error" in swarm:
-            problems.append(f"swarm of {where} ended with {swarm['error']}")
+            # The session's own log could not be written while the disk was full: told, and nothing was promised.
+            if not swarm["error"]["code"].startswith("store."):
+                problems.append(f"swarm of {where} ended with {swarm['error']}")
             continue
         if [row[0] for row in swarm["rows"]] != swarm["asked"]:
             problems.append(f"{where}: {len(swarm['asked'])} asked for, rows {[row[0] for row in swarm['rows']]}")
