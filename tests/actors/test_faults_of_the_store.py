@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 WAYS = {
     "plain": {},
     "os": {"durability": "os"},
+    "zstd": {"compression": "zstd"},
+    "sqlite": {"backend": "sqlite"},
 }
 LEAST_ROUNDS = 5
 """Of each way; all together make the twenty of every run of the suite."""
