@@ -64,7 +64,7 @@ def _closing(last: Event, turn: Any, open_step: Any, pending: dict[Any, tuple[An
 
     def close(kind: str, data: JsonObject, **surface: Any) -> None:
         seq = last["seq"] + 1 + len(closers)
-        closers.append({"type": kind, "seq": seq, "time": last["time"], "data": data, **surface})
+        closers.append({"type": kind, "seq": seq, "time": last.get("time"), "data": data, **surface})
 
     for call_id, (step, call_seq) in pending.items():
         started = call_seq is not None

@@ -1,14 +1,15 @@
 """Where our JSON rule is narrower than JavaScript's: values brought into it, each change counted by its rule.
 
 ``lone_surrogate``: a half of a surrogate pair becomes U+FFFD. ``negative_zero``: -0 becomes 0. ``not_finite``: a number
-beyond all doubles becomes null. ``nesting``: what lies deeper than an event may becomes its own JSON text.
+beyond all doubles becomes null. ``big_integer``: an integer beyond 64 bits becomes the nearest double. ``nesting``:
+what lies deeper than an event may becomes its own JSON text.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Final, cast
 
 from kimi_ray.events.json_rule import MAX_DEPTH
@@ -83,8 +84,16 @@ def _scalar(value: Any, counts: Counter[str]) -> Any:
             counts["negative_zero"] += 1
             return 0
     elif type(value) is int and not _INT_MIN <= value <= _INT_MAX:
-        return float(value)
+        counts["big_integer"] += 1
+        return _scalar(_as_double(value), counts)
     return value
+
+
+def _as_double(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
 
 
 def text_of(value: Any) -> str:

@@ -279,14 +279,14 @@ JSON: Any = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(JSON)
 def test_whatever_was_there_becomes_an_event(data: Any) -> None:
     event, _ = one("x/y", data, ignorable=True)
     assert parse_event(event.line) == event
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(JSON)
 def test_text_of_deep_values_is_their_json(data: Any) -> None:
     from kimi_ray.exchange.dsh.lossless import _pieces
@@ -294,7 +294,7 @@ def test_text_of_deep_values_is_their_json(data: Any) -> None:
     assert "".join(_pieces(data)) == text_of(data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(JSON)
 def test_what_obeys_the_rule_is_left_alone(data: Any) -> None:
     from collections import Counter

@@ -289,7 +289,7 @@ def test_a_replaced_result_changes_its_content_only(tmp_path: Path) -> None:
         call = made.call("c")
         return made, call, made.result("c", call, "long")
 
-    good, call, result = log()
+    good, _call, result = log()
     good.result("c", result, "short", surfaceOp={"op": "replace", "start": result, "end": result})
     assert verdict(read(tmp_path, good.events))[0] == len(good.events)
     for change in ({"id": "other"}, {"extra": 1}):
