@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, error_from_data
-from kimi_ray.events import make_event
+from kimi_ray.events import SessionEvent, make_event
 from kimi_ray.hosts.ports import Peer, is_lost
 from kimi_ray.store.blobs import digest_of
 from kimi_ray.store.seam import AppendResult, Batch, Stream, WriterGrant
@@ -69,14 +69,21 @@ class LoadedStream:
                 data = {"turn": 0, "step": 0, "attempt": 1, "chunk": {"type": "text-delta", "index": 0, "text": text}}
             name = "assistant/chunk" if kind == "chunks" else "note/added"
             events.append(make_event(seq, 1_700_000_000_000 + self.dice.randrange(10_000), name, data))
+        self._enqueue(writer, events)
+        if self.dice.random() < 0.02:
+            self.append_with_blob(writer)
+
+    def append_with_blob(self, writer: WriteController) -> None:
+        """An event that refers to a blob, which is durable before it."""
+        content = self.dice.randbytes(2000)
+        digest = digest_of(content)
+        writer.attach_blob(digest, content)
+        self._enqueue(
+            writer, [make_event(writer.next_seq, 1, "note/added", {"text": {"$blob": digest, "bytes": 2000}})]
+        )
+
+    def _enqueue(self, writer: WriteController, events: list[SessionEvent]) -> None:
         self.load.journal.appended(self.stream, writer.epoch, [(event.seq, event.line) for event in events])
-        if self.dice.random() < 0.02:  # a blob, durable before the event that refers to it
-            content = self.dice.randbytes(2000)
-            digest = digest_of(content)
-            writer.attach_blob(digest, content)
-            event = make_event(writer.next_seq, 1, "note/added", {"text": {"$blob": digest, "bytes": 2000}})
-            events = [event]
-            self.load.journal.appended(self.stream, writer.epoch, [(event.seq, event.line)])
         for event in events:
             writer.enqueue(event)
         self.events += len(events)

@@ -53,6 +53,10 @@ async def _fill(place: Path, way: dict[str, Any]) -> None:
     )  # fmt: skip
     await load.start()
     await load.flushed_after(60)
+    # One blob for sure, whatever the dice gave.
+    log = load.streams[0]
+    assert log.writer is not None
+    log.append_with_blob(log.writer)
     await load.stop()
     grant = await service.open_session("session_load0", "again")
     await service.write_document("session_load0", {"title": "t"}, grant.grant, "again", 0)
@@ -189,7 +193,9 @@ def test_files_that_are_not_what_they_should_be_are_seen(place: Callable[[str], 
     (directory / "wire.jsonl.tmp-01X").write_bytes(b"")
     assert [problem.split(":")[0] for problem in problems(here)] == ["left over"] * 2
     assert problems(here, running=True) == []
-    blob = next(home.glob("blobs/*/*"))
+    lines = [line for log in check_home(home).logs.values() for line in log.lines]
+    digest = next(found[1] for line in lines if (found := re.search(rb'"\$blob":"sha256:([0-9a-f]{64})"', line)))
+    [blob] = home.glob(f"blobs/*/{digest.decode()}")
     blob.write_bytes(b"something else")
     document = next(home.glob("sessions/*/*/state.json"))
     document.write_bytes(b"{")
