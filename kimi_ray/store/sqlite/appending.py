@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from sqlite3 import Connection, DatabaseError, IntegrityError
+from sqlite3 import Connection, IntegrityError
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.store.admission import checked_payload, rows_after_overlap
@@ -11,7 +11,7 @@ from kimi_ray.store.layout import not_found
 from kimi_ray.store.refusals import grant_fenced
 from kimi_ray.store.seam import Batch
 from kimi_ray.store.sqlite.catalogue import find_stream, read_head, refuse_removed, write_head
-from kimi_ray.store.sqlite.failures import corrupt_row, is_damage, store_error
+from kimi_ray.store.sqlite.failures import FAILURES, corrupt_row, is_damage, store_error
 from kimi_ray.store.sqlite.paging import read_lines
 from kimi_ray.store.sqlite.schema import Head, row_crc, row_id
 
@@ -30,9 +30,9 @@ def append_batches(connection: Connection, file: str, batches: list[Batch]) -> l
         connection.execute("SAVEPOINT batch")
         try:
             answers.append(_append(connection, file, batch))
-        except (KimiRayError, DatabaseError) as error:
+        except (KimiRayError, *FAILURES) as error:
             # A page that cannot be read is the trouble of this batch; anything else ends the transaction.
-            if isinstance(error, DatabaseError) and not is_damage(error):
+            if not isinstance(error, KimiRayError) and not is_damage(error):
                 raise
             connection.execute("ROLLBACK TO batch")
             answers.append(error if isinstance(error, KimiRayError) else store_error(error, file))

@@ -3,8 +3,9 @@
 SQLite's own read-only mode creates and changes files beside the database. What is used instead, found by trying
 (SQLite 3.22 and later):
 
-- there is no log, or an empty one: the file is opened as immutable, without locks; when the facts about the files
-  have changed by the end of the read, it is read again;
+- there is no log, or no whole frame in it: the file is opened as immutable, without locks; when the facts about the
+  files have changed by the end of the read, it is read again (with a log of nothing but its header, SQLite waits ten
+  seconds for a writer that is not there);
 - there is a log, with its index (``-shm``): ``readonly_shm=1``. Beside a living writer its index is used, without a
   mark of our own; when the writer is dead, SQLite makes an index of its own in memory;
 - there is a log but its index is gone, or too new to have a mark: plain ``mode=ro``, which makes a new index file
@@ -23,8 +24,8 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.store.fs import io_errors
 from kimi_ray.store.sqlite.connections import connect
 from kimi_ray.store.sqlite.database_file import DatabaseFile
-from kimi_ray.store.sqlite.failures import store_error
-from kimi_ray.store.sqlite.wal_check import check_wal
+from kimi_ray.store.sqlite.failures import FAILURES, store_error
+from kimi_ray.store.sqlite.wal_check import SMALLEST_WAL, check_wal
 
 R = TypeVar("R")
 
@@ -44,6 +45,11 @@ class _State(NamedTuple):
     changed_ns: int
     wal_bytes: int
     wal_changed_ns: int
+
+    @property
+    def has_log(self) -> bool:
+        """Whether anything can be committed in the log."""
+        return self.wal_bytes >= SMALLEST_WAL
 
 
 class Onlooker:
@@ -71,8 +77,8 @@ class Onlooker:
             if tries == _TRIES:
                 return self._read(state, _PLAIN, work)
             if options != _PLAIN:
-                options = _BESIDE if state.wal_bytes else _IMMUTABLE
-            if state.wal_bytes and state != self._sound:
+                options = _BESIDE if state.has_log else _IMMUTABLE
+            if state.has_log and state != self._sound:
                 check_wal(self.file, None)
                 self._sound = state
             try:
@@ -101,7 +107,7 @@ class Onlooker:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             whole = True
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise store_error(error, self.file.path) from error
         finally:
             self._give_back(state, options, connection, whole=whole)

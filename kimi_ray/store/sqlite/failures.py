@@ -8,6 +8,9 @@ from collections.abc import Generator
 
 from kimi_ray.errors import StoreError
 
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What a call of SQLite raises: of a damaged schema even the message may be no text."""
+
 _SALVAGE = "`kimi-ray sessions salvage` makes a new session of everything that verifies"
 _RESTORE = "restore the file from a backup, or salvage what can still be read: " + _SALVAGE
 
@@ -42,8 +45,10 @@ def foreign(file: str, why: str) -> StoreError:
     )
 
 
-def store_error(error: sqlite3.Error, file: str) -> StoreError:
-    """The ``StoreError`` of a failed call."""
+def store_error(error: Exception, file: str) -> StoreError:
+    """The ``StoreError`` of a failed call: one of ``FAILURES``."""
+    if isinstance(error, UnicodeDecodeError):
+        return corrupt_database(file, "its schema is no text")
     code = getattr(error, "sqlite_errorcode", None)
     name = str(getattr(error, "sqlite_errorname", None) or type(error).__name__)
     details = {"path": file, "errno": name}
@@ -86,14 +91,16 @@ def store_error(error: sqlite3.Error, file: str) -> StoreError:
 
 @contextlib.contextmanager
 def sqlite_errors(file: str) -> Generator[None]:
-    """Re-raise every ``sqlite3.Error`` of the block as the ``StoreError`` that ``store_error`` gives."""
+    """Re-raise each of ``FAILURES`` in the block as the ``StoreError`` that ``store_error`` gives."""
     try:
         yield
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise store_error(error, file) from error
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Whether SQLite found a page that it cannot read."""
+    if isinstance(error, UnicodeDecodeError):
+        return True
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_CORRUPT

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from kimi_ray.settings import Durability
 from kimi_ray.store.directories import Directories
+from kimi_ray.store.faults import FaultyFs
 from kimi_ray.store.fs import Fs
 from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.connections import Readers, checkpoint, connect_writer
@@ -53,7 +54,14 @@ class Shard:
         self._touched = False
         self._readers = Readers(file)
         self._onlooker = Onlooker(file)
-        self.transactions = Transactions(file, durability, self._open, sync_interval_s=sync_interval_s)
+        self.transactions = Transactions(
+            file,
+            durability,
+            self._open,
+            sync_interval_s=sync_interval_s,
+            # SQLite syncs its files itself: of files that are slow on purpose only the delay is taken over.
+            sync_delay_s=lambda: fs.sync_delay_s if isinstance(fs, FaultyFs) else 0.0,
+        )
 
     def _open(self) -> sqlite3.Connection:
         """The writing connection; with the first one, all that was found is made durable and leftovers go.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from sqlite3 import Connection, DatabaseError
+from sqlite3 import Connection
 from typing import Any
 
 from kimi_ray.errors import StoreError
-from kimi_ray.store.sqlite.failures import corrupt_row, is_damage
+from kimi_ray.store.sqlite.failures import FAILURES, corrupt_row, is_damage
 from kimi_ray.store.sqlite.paging import first_row, lines_of, verified
 from kimi_ray.store.sqlite.schema import SEQ_BITS, row_id
 
@@ -77,7 +77,7 @@ def _rows(
     end = row_id(stream + 1, 0)
     try:
         at = first_row(connection, stream, seq) if seq else row_id(stream, 0)
-    except DatabaseError as error:
+    except FAILURES as error:
         if not is_damage(error):
             raise
         at = row_id(stream, seq)
@@ -87,7 +87,7 @@ def _rows(
                 at = row[0] + 1
                 yield row
             return
-        except DatabaseError as error:
+        except FAILURES as error:
             if not is_damage(error):
                 raise
             beyond = _readable_beyond(connection, at, end)
@@ -123,7 +123,7 @@ def _next(connection: Connection, start: int, end: int) -> int | None:
         return end
     try:
         row = connection.execute(_SELECT, (start, end, 1)).fetchone()
-    except DatabaseError as error:
+    except FAILURES as error:
         if not is_damage(error):
             raise
         return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.settings import Durability
 from kimi_ray.store.sqlite.connections import checkpoint, set_sync, sync_level
 from kimi_ray.store.sqlite.database_file import DatabaseFile
-from kimi_ray.store.sqlite.failures import is_damage, store_error
+from kimi_ray.store.sqlite.failures import FAILURES, is_damage, store_error
 
 R = TypeVar("R")
 
@@ -59,6 +60,7 @@ class Transactions:
         connect: Callable[[], sqlite3.Connection],
         *,
         sync_interval_s: float,
+        sync_delay_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """
         Args:
@@ -66,8 +68,10 @@ class Transactions:
             durability: What a commit that is waited for survives.
             connect: Opens the writing connection, ready for use; in the writer's thread.
             sync_interval_s: Seconds after which commits are synced that nobody waits for.
+            sync_delay_s: Seconds that a synced commit takes in addition, for tests and benches of slow disks.
         """
         self._file = file
+        self._sync_delay_s = sync_delay_s
         self._durability: Durability = durability
         self._connect = connect
         self._interval = sync_interval_s
@@ -197,7 +201,7 @@ class Transactions:
             return
         try:
             self._work(connection, group, sync=sync)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._throw_away(error)
             if len(group) == 1:
                 group[0].error = store_error(error, self._file.path)
@@ -228,7 +232,7 @@ class Transactions:
                 self._level = level
             connection.execute("BEGIN IMMEDIATE")
             return connection
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._throw_away(error)
             raise store_error(error, self._file.path) from error
 
@@ -240,9 +244,9 @@ class Transactions:
             connection.execute("SAVEPOINT job")
             try:
                 job.result = job.work(connection)
-            except (KimiRayError, sqlite3.DatabaseError) as error:
+            except (KimiRayError, *FAILURES) as error:
                 # A page that cannot be read is the trouble of who needs it; anything else ends the transaction.
-                if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
+                if not isinstance(error, KimiRayError) and not is_damage(error):
                     raise
                 job.error = error if isinstance(error, KimiRayError) else store_error(error, self._file.path)
                 refused = True
@@ -252,6 +256,8 @@ class Transactions:
             # Without a page to write SQLite would sync nothing, and what was found may only be in the page cache.
             connection.execute("UPDATE store SET syncs = syncs + 1")
         connection.execute("COMMIT")
+        if sync:
+            time.sleep(self._sync_delay_s())
 
     def _once_more(self, job: _Job[Any]) -> None:
         try:
@@ -261,7 +267,7 @@ class Transactions:
             return
         try:
             self._work(connection, [job], sync=True)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._throw_away(error)
             job.error = store_error(error, self._file.path)
             return
@@ -285,7 +291,7 @@ class Transactions:
             )
         self._suspect = False
 
-    def _throw_away(self, error: sqlite3.Error) -> None:
+    def _throw_away(self, error: Exception) -> None:
         code = getattr(error, "sqlite_errorcode", None)
         if isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR:
             self._suspect = True
@@ -304,7 +310,7 @@ class Transactions:
             return
         try:
             checkpoint(connection, "TRUNCATE", wait_s=_CHECKPOINT_WAIT_S)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._throw_away(error)
 
     def _close(self) -> None:

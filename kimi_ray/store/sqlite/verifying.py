@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from sqlite3 import Connection, DatabaseError
+from sqlite3 import Connection
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, StoreError
@@ -13,7 +13,7 @@ from kimi_ray.store.layout import not_found
 from kimi_ray.store.log_read import seq_of
 from kimi_ray.store.seam import Stream, VerifyReport
 from kimi_ray.store.sqlite.catalogue import find_stream, read_head, refuse_removed, stream_of
-from kimi_ray.store.sqlite.failures import corrupt_database, corrupt_row, is_damage
+from kimi_ray.store.sqlite.failures import FAILURES, corrupt_database, corrupt_row, is_damage
 from kimi_ray.store.sqlite.granting import read_grants
 from kimi_ray.store.sqlite.schema import Head
 from kimi_ray.store.sqlite.shard_reads import ShardReads
@@ -69,7 +69,7 @@ def _number(connection: Connection, file: str, stream: Stream) -> int:
     for query in (by_index, by_name):
         try:
             row = connection.execute(query, tuple(stream)).fetchone()
-        except DatabaseError as error:
+        except FAILURES as error:
             if not is_damage(error):
                 raise
             if query == by_name:
@@ -186,7 +186,7 @@ def _quick_check(connection: Connection | None, file: str) -> list[StoreError]:
         return []
     try:
         rows = connection.execute(f"PRAGMA quick_check({_MOST_PROBLEMS})").fetchall()
-    except DatabaseError as error:
+    except FAILURES as error:
         if not is_damage(error):
             raise
         return [corrupt_database(file, str(error))]

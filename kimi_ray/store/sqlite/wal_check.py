@@ -22,6 +22,8 @@ from kimi_ray.store.sqlite.schema import PAGE_SIZE
 _HEADER = 32
 _FRAME_HEADER = 24
 _FRAME = _FRAME_HEADER + PAGE_SIZE
+SMALLEST_WAL = _HEADER + _FRAME
+"""Bytes of a log with one frame."""
 _MAGIC = 0x377F0682
 _MASK = 0xFFFF_FFFF
 _AT_ONCE = 256
@@ -41,7 +43,7 @@ def check_wal(file: DatabaseFile, writer: str | None) -> None:
     Raises:
         StoreError: ``store.corrupt`` {file, offset}.
     """
-    if file.wal_bytes() < _HEADER + _FRAME or _is_in_use(file.home, writer):
+    if file.wal_bytes() < SMALLEST_WAL or _is_in_use(file.home, writer):
         return
     with io_errors(file.wal):
         facts = os.stat(file.wal)
