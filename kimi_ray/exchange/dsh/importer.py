@@ -77,11 +77,12 @@ async def import_sessions(store: Store, path: str) -> AsyncIterator[Imported]:
         if reading.error is not None or reading.id is None or reading.header is None:
             yield Imported(reading.to_data(), reading.source, "refused")
             continue
+        report = reading.to_data()
         try:
-            yield await _import(store, reading)
+            yield await _import(store, reading, report)
         except KimiRayError as error:
             gone = error.code == "store.deleted"
-            failed = Imported(reading.to_data(), reading.source, "removed" if gone else "failed")
+            failed = Imported(report, reading.source, "removed" if gone else "failed")
             failed.error = None if gone else error
             yield failed
 
@@ -90,9 +91,30 @@ def _next(readings: Iterator[Reading]) -> Reading | None:
     return next(readings, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a batch to be: as bytes, because the events of a long session are many times larger in memory."""
+
+    first_seq: int
+    payload: bytes
+    row_bytes: tuple[int, ...]
+    row_events: tuple[int, ...]
+
+    @classmethod
+    def of(cls, events: list[SessionEvent]) -> _Piece:
+        rows = pack_rows(events)
+        return cls(
+            events[0].seq,
+            b"".join(row for row, _ in rows),
+            tuple(len(row) for row, _ in rows),
+            tuple(count for _, count in rows),
+        )
+
+
 @dataclass(slots=True)
 class _Converted:
-    events: list[SessionEvent]
+    pieces: list[_Piece]
+    events: int
     facts: SessionFacts
     counts: Counter[str]
     digest: str
@@ -101,30 +123,39 @@ class _Converted:
 def _convert(reading: Reading) -> _Converted:
     conversion, facts = Conversion(), SessionFacts()
     conversion.counts.update(reading.notes)
+    pieces: list[_Piece] = []
     events: list[SessionEvent] = []
+    size = number = 0
     for event in reading.events:
         made = conversion.convert(event)
         facts.follow(made)
         events.append(made)
-    return _Converted(events, facts, conversion.counts, conversion.digest)
+        number += 1
+        size += len(made.line)
+        if size >= _BATCH_BYTES or len(events) >= _BATCH_EVENTS:
+            pieces.append(_Piece.of(events))
+            events, size = [], 0
+    if events:
+        pieces.append(_Piece.of(events))
+    return _Converted(pieces, number, facts, conversion.counts, conversion.digest)
 
 
-async def _import(store: Store, reading: Reading) -> Imported:
+async def _import(store: Store, reading: Reading, report: JsonObject) -> Imported:
     dsh_id, header = str(reading.id), cast("JsonObject", reading.header)
     session_id, stored = await _choose(store, dsh_id)
     parent = header.get("parentSession")
     parent_id = None if parent is None else (await _choose(store, str(parent)))[0]
     converted = await asyncio.to_thread(_convert, reading)
+    reading.stored = reading.closers = None
     ours = log_header(session_id, header, converted.facts, parent_id, converted.counts)
     origin: JsonObject = {
         "id": _plain(dsh_id),
         "digest": converted.digest,
-        "events": len(converted.events),
+        "events": converted.events,
         "source": _plain(reading.source),
         "conversions": dict(sorted(converted.counts.items())),
     }
-    report = reading.to_data()
-    done = Imported(report, reading.source, "imported", session_id, len(converted.events), origin["conversions"])
+    done = Imported(report, reading.source, "imported", session_id, converted.events, origin["conversions"])
     if stored is not None:
         earlier = stored.value["custom"][FORMAT]
         done.outcome = "unchanged" if earlier.get("digest") == converted.digest else "changed"
@@ -132,25 +163,23 @@ async def _import(store: Store, reading: Reading) -> Imported:
         return done
     forked_from = parent_id if ours["origin"] == "fork" else None
     value = document(session_id, ours, converted.facts, origin, forked_from)
-    await _write(store, session_id, ours, converted.events, value)
+    await _write(store, session_id, ours, converted.pieces, value)
     return done
 
 
-async def _write(
-    store: Store, session_id: str, header: JsonObject, events: list[SessionEvent], value: JsonObject
-) -> None:
+async def _write(store: Store, session_id: str, header: JsonObject, pieces: list[_Piece], value: JsonObject) -> None:
     claim = new_ulid()
     granted = await store.open_session(session_id, claim, workspace_id=workspace_of(header.get("cwd")))
     try:
         # A log without events is no log: an empty session begins with the mark that resuming it would put there.
-        whole = events or [make_event(0, header["created_at"], "log/end-seed", {})]
+        whole = pieces or [_Piece.of([make_event(0, header["created_at"], "log/end-seed", {})])]
         await _write_log(store, Stream(session_id, MAIN), header, whole, claim)
         await store.write_document(session_id, value, grant=granted.grant, nonce=claim, revision=granted.revision)
     finally:
         await store.close_session(session_id, claim)
 
 
-async def _write_log(store: Store, stream: Stream, header: JsonObject, events: list[SessionEvent], claim: str) -> None:
+async def _write_log(store: Store, stream: Stream, header: JsonObject, pieces: list[_Piece], claim: str) -> None:
     nonce = new_ulid()
     try:
         grant = await store.open_writer(header, nonce, claim=claim)
@@ -159,30 +188,12 @@ async def _write_log(store: Store, stream: Stream, header: JsonObject, events: l
             raise
         # An import that was cut short: the same events are compared, the missing ones follow.
         grant = await store.open_writer(stream, nonce, claim=claim)
-    batches = list(_batches(stream, grant.epoch, nonce, events))
-    for at, batch in enumerate(batches):
-        (result,) = await store.append([batch], sync=at == len(batches) - 1)
+    for at, piece in enumerate(pieces):
+        batch = Batch(stream, grant.epoch, nonce, piece.first_seq, piece.payload, piece.row_bytes, piece.row_events)
+        (result,) = await store.append([batch], sync=at == len(pieces) - 1)
         if result.error is not None:
             raise error_from_data(result.error)
     await store.close_writer(stream, grant.epoch, nonce)
-
-
-def _batches(stream: Stream, epoch: int, nonce: str, events: list[SessionEvent]) -> Iterator[Batch]:
-    start = size = 0
-    for at, event in enumerate(events):
-        size += len(event.line)
-        if size >= _BATCH_BYTES or at - start + 1 >= _BATCH_EVENTS or at == len(events) - 1:
-            rows = pack_rows(events[start : at + 1])
-            yield Batch(
-                stream,
-                epoch,
-                nonce,
-                start,
-                b"".join(row for row, _ in rows),
-                tuple(len(row) for row, _ in rows),
-                tuple(count for _, count in rows),
-            )
-            start, size = at + 1, 0
 
 
 async def _choose(store: Store, dsh_id: str) -> tuple[str, Document | None]:

@@ -62,6 +62,9 @@ def _repair(events: list[Event], stored: Stored, session_id: str) -> list[Event]
         check_session([*events, *closers])
     except InvalidSession as error:
         raise _invalid(session_id, error) from None
+    except RecursionError:
+        # Only two results of which one replaces the other are compared in depth.
+        raise corrupt(f'stored session "{session_id}" failed validation: results are nested too deeply') from None
     return closers
 
 

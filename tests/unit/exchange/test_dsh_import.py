@@ -13,7 +13,7 @@ import pytest
 
 from kimi_ray.errors import StoreError
 from kimi_ray.events import parse_event, parse_header
-from kimi_ray.exchange.dsh import importer
+from kimi_ray.exchange.dsh import Reading, importer
 from kimi_ray.exchange.dsh.importer import Imported, candidates, import_sessions
 from kimi_ray.log import EventLog
 from kimi_ray.store.backend import open_store_for_writing
@@ -247,14 +247,13 @@ async def test_an_import_that_is_cut_short_is_completed_by_the_next(
     assert (await open_store(home).verify(Stream("a", "main"))).ok
 
 
-async def test_batches_hold_all_events_in_order() -> None:
-    from kimi_ray.exchange.dsh.convert import Conversion
-
-    conversion = Conversion()
-    events = [conversion.convert(event) for event in long_session()]
-    batches = list(importer._batches(Stream("a", "main"), 1, "n", events))
-    assert len(batches) > 3 and [batch.first_seq for batch in batches[1:]] == [batch.next_seq for batch in batches[:-1]]
-    assert batches[-1].next_seq == len(events) and max(sum(batch.row_bytes) for batch in batches) < 3 << 20
+def test_pieces_hold_all_events_in_order() -> None:
+    reading = Reading("a", "log", "none", header=header("a"), stored=long_session(), closers=[])
+    pieces = importer._convert(reading).pieces
+    ends = [piece.first_seq + sum(piece.row_events) for piece in pieces]
+    assert len(pieces) > 2 and [0, *ends[:-1]] == [piece.first_seq for piece in pieces]
+    assert ends[-1] == len(long_session()) and max(sum(piece.row_bytes) for piece in pieces) < 3 << 20
+    assert all(sum(piece.row_bytes) == len(piece.payload) for piece in pieces)
 
 
 @pytest.mark.parametrize("name", ["jsonl-none-full", "sqlite-crash-kill-after-flush", "jsonl-none-header-only"])
