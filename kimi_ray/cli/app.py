@@ -19,7 +19,7 @@ from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, logs, status
-from kimi_ray.cli.session_care import salvage, verify
+from kimi_ray.cli.session_care import salvage, sweep, verify
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -58,6 +58,7 @@ app.command()(run)
 app.command()(swarm)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
+sessions.command("sweep")(sweep)
 app.add_typer(sessions, name="sessions")
 app.add_typer(imports, name="import")
 app.add_typer(bench, name="bench")

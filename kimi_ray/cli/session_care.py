@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kimi_ray.store.checkup import SessionCheck
     from kimi_ray.store.open import ReadStore
     from kimi_ray.store.salvage import SalvageReport
-    from kimi_ray.store.seam import Store
+    from kimi_ray.store.seam import Store, SweepReport
 
 _PROBLEMS_SHOWN = 200
 
@@ -145,6 +145,52 @@ def _print_salvage(report: SalvageReport) -> None:
     for session_id in report.removed:
         tell(f"removed {session_id}, which an earlier salvage had not finished")
     say(f"new session: {report.session_id}")
+
+
+def sweep(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
+    grace_h: Annotated[
+        float, typer.Option("--grace-h", metavar="HOURS", min=0, help="Keep what was touched within so many hours.")
+    ] = 24.0,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Delete large contents (blobs) that no log refers to any more, such as those of removed sessions.
+
+    With --json: {"home", "logs", "kept", "young", "deleted", "deleted_bytes", "held_back", "dry_run", "problems"}. Exit
+    code 1 when something could not be read, so that nothing was deleted.
+    """
+    from kimi_ray.cli.lookup import open_home
+
+    reading, place = open_home(home)
+    report = asyncio.run(_sweep(reading, place, grace_h * 3600, dry_run))
+    if json:
+        print_json({"home": place, **report.to_data()})
+    else:
+        what = "would go" if report.dry_run else "deleted"
+        say(f"{report.deleted} blobs {what} ({report.deleted_bytes} bytes)")
+        say(f"{report.kept} are referred to by {report.logs} logs, {report.young} are younger than {grace_h:g} h")
+        for problem in report.problems[:_PROBLEMS_SHOWN]:
+            tell(one_line(f"{problem['code']}: {problem['message']}"))
+        if report.held_back:
+            tell(f"nothing was deleted, as not everything could be read; {report.held_back} blobs are held back")
+    if report.held_back:
+        raise typer.Exit(FAILED)
+
+
+async def _sweep(reading: ReadStore, place: str, grace_s: float, dry_run: bool) -> SweepReport:
+    from kimi_ray.store.fs import RealFs, names_in
+    from kimi_ray.store.owners import is_held
+    from kimi_ray.store.sweep import check_grace
+
+    if not dry_run:
+        fs, directory = RealFs(), f"{place}/writers"
+        check_grace(grace_s, sum(is_held(fs, f"{directory}/{name}") for name in names_in(fs, directory)))
+    store = await _writing(reading, place)
+    try:
+        return await store.sweep_blobs(grace_s=grace_s, dry_run=dry_run)
+    finally:
+        await store.close()
 
 
 async def _collect(store: ReadStore, session: str | None, agent: str | None) -> list[SessionCheck]:

@@ -1,21 +1,33 @@
-"""Content by its digest: ``<home>/blobs/<hex[:2]>/<hex>``, written once, verified on every read."""
+"""Content by its digest: ``<home>/blobs/<hex[:2]>/<hex>``, written once, verified on every read.
+
+A blob is young while its time of modification is: storing it, or asking whether it is stored, makes it young again
+before the answer. A sweep deletes what is old and named by nobody. The two meet under ``<home>/blobs.lock``, which a
+sweep holds alone for each blob that it deletes and others share for the moment of a touch, so that no blob goes between
+the answer and the event that refers to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, replace_file
+from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, write_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.store.reserve import Reserve
 
+TOUCH_LASTS_S = 3600.0
+"""How long this process takes its own touch of a blob for granted; far below any grace."""
+_LOCK_TIMEOUT_S = 30.0
 _FROM_RESERVE = 64 << 10
 """A blob up to this size may use the reserve: the end of a turn may be waiting behind it."""
 _DIGEST = re.compile(r"\Asha256:[0-9a-f]{64}\Z")
@@ -40,27 +52,55 @@ class Blobs:
     """The blobs of one home. Blocking and thread-safe."""
 
     def __init__(
-        self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool, reserve: Reserve | None = None
+        self,
+        fs: Fs,
+        layout: Layout,
+        directories: Directories,
+        *,
+        durable: bool,
+        reserve: Reserve | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self.fs = fs
         self._reserve = reserve
-        self._fs = fs
         self._layout = layout
         self._directories = directories
         self._durable = durable
-        self._known: set[str] = set()
+        self._clock = clock
+        self._touched: dict[str, float] = {}
+
+    @property
+    def home(self) -> str:
+        """The home that they are in."""
+        return self._layout.home
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is stored durably; one found on disk is synced first, it may be page cache only."""
+        """Whether the blob is stored durably. It is young then.
+
+        What was found is synced first: it may be page cache only.
+
+        Raises:
+            StoreError: ``store.bad_blob``, ``store.busy``, and what a file call gives.
+        """
         path = self._path(digest)
-        if digest in self._known:
+        now = self._clock()
+        touched = self._touched.get(digest)
+        if touched is not None and 0 <= now - touched < TOUCH_LASTS_S:
             return True
-        if not exists(self._fs, path):
+        if not exists(self.fs, path):
+            self._touched.pop(digest, None)
             return False
-        self._sync_found(digest, path)
+        with io_errors(path), self._lock(fcntl.LOCK_SH):
+            try:
+                self.fs.utime(path)
+            except FileNotFoundError:
+                return False
+        self._sync_found(path)
+        self._touched[digest] = now
         return True
 
     def put(self, digest: str, content: bytes) -> None:
-        """Store the content, durable when this returns.
+        """Store the content, durable and young when this returns.
 
         Raises:
             StoreError: ``store.bad_blob`` when the content has another digest.
@@ -74,11 +114,20 @@ class Blobs:
             )
         if self.has(digest):
             return
+        now = self._clock()
         directory = path.rsplit("/", 1)[0]
+        temporary = f"{path}.tmp-{new_ulid()}"
 
         def write() -> None:
             self._directories.ensure(directory)
-            replace_file(self._fs, path, content, sync=self._durable, unique=new_ulid())
+            write_file(self.fs, temporary, content, sync=self._durable)
+            try:
+                with self._lock(fcntl.LOCK_SH):
+                    self.fs.rename(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.fs.unlink(temporary)
+                raise
             self._directories.sync(directory)
 
         with io_errors(path):
@@ -86,7 +135,7 @@ class Blobs:
                 self._reserve.spend(len(content), write)
             else:
                 write()
-        self._known.add(digest)
+        self._touched[digest] = now
 
     def read(self, digest: str) -> bytes:
         """The content, verified.
@@ -97,7 +146,7 @@ class Blobs:
         path = self._path(digest)
         try:
             with io_errors_but_missing(path):
-                content = read_file(self._fs, path)
+                content = read_file(self.fs, path)
         except FileNotFoundError:
             raise StoreError(
                 f"the blob {digest} is not in this store",
@@ -106,8 +155,7 @@ class Blobs:
                 details={"digest": digest, "path": path},
             ) from None
         if digest_of(content) != digest:
-            with contextlib.suppress(KeyError):
-                self._known.remove(digest)
+            self._touched.pop(digest, None)
             raise StoreError(
                 f"the blob {digest} is damaged",
                 code="store.corrupt",
@@ -117,12 +165,15 @@ class Blobs:
         return content
 
     def sweep(self, named: set[str], before: float, dry_run: bool) -> Swept:
-        """Delete blobs that are not in ``named`` and were last touched before ``before`` (epoch seconds)."""
+        """Delete blobs that are not in ``named`` and were last touched before ``before`` (epoch seconds).
+
+        Files that a writer left half written go with them. Two sweeps at once do not disturb each other.
+        """
         swept = Swept()
         with io_errors(self._layout.blobs):
-            for prefix in names_in(self._fs, self._layout.blobs):
+            for prefix in names_in(self.fs, self._layout.blobs):
                 directory = f"{self._layout.blobs}/{prefix}"
-                for name in names_in(self._fs, directory):
+                for name in names_in(self.fs, directory):
                     self._sweep_one(f"{directory}/{name}", f"sha256:{name}", named, before, dry_run, swept)
         return swept
 
@@ -130,29 +181,52 @@ class Blobs:
         if digest in named:
             swept.kept += 1
             return
-        try:
-            found = self._fs.stat(path)
-        except FileNotFoundError:
-            return
-        if found.st_mtime >= before:
-            swept.young += 1
-            return
-        if not dry_run:
-            self._known.discard(digest)
-            self._fs.unlink(path)
-        swept.deleted += 1
-        swept.deleted_bytes += found.st_size
+        with contextlib.suppress(FileNotFoundError):
+            found = self.fs.stat(path)
+            if found.st_mtime < before and not dry_run:
+                with self._lock(fcntl.LOCK_EX):
+                    found = self.fs.stat(path)
+                    if found.st_mtime < before:
+                        self._touched.pop(digest, None)
+                        self.fs.unlink(path)
+            if found.st_mtime >= before:
+                swept.young += 1
+            else:
+                swept.deleted += 1
+                swept.deleted_bytes += found.st_size
 
-    def _sync_found(self, digest: str, path: str) -> None:
+    @contextlib.contextmanager
+    def _lock(self, kind: int) -> Generator[None]:
+        path = f"{self._layout.home}/blobs.lock"
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        fd = self.fs.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            while True:
+                try:
+                    self.fs.flock(fd, kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise StoreError(
+                            f"{path} is held by another process for too long",
+                            code="store.busy",
+                            details={"path": path},
+                            retryable=True,
+                        ) from None
+                    time.sleep(0.001)
+            yield
+        finally:
+            self.fs.close(fd)
+
+    def _sync_found(self, path: str) -> None:
         if self._durable:
             with io_errors(path):
-                fd = self._fs.open(path, os.O_RDONLY)
+                fd = self.fs.open(path, os.O_RDONLY)
                 try:
-                    self._fs.fsync(fd)
+                    self.fs.fsync(fd)
                 finally:
-                    self._fs.close(fd)
+                    self.fs.close(fd)
                 self._directories.sync(path.rsplit("/", 1)[0])
-        self._known.add(digest)
 
     def _path(self, digest: str) -> str:
         if not _DIGEST.match(digest):

@@ -222,9 +222,11 @@ class SweepReport(Settings):
     deleted: int = 0
     """Blobs deleted, or with ``dry_run`` those that would be."""
     deleted_bytes: int = 0
+    held_back: int = 0
+    """Blobs that would have gone if everything could have been read; see ``problems``."""
     dry_run: bool = False
     problems: tuple[dict[str, object], ...] = Field(default=())
-    """Logs that could not be read whole, as ``KimiRayError.to_data()``."""
+    """What could not be read, or not whole, as ``KimiRayError.to_data()``."""
 
     def to_data(self) -> dict[str, object]:
         """The report as plain JSON."""
