@@ -13,16 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field
 JsonObject = dict[str, Any]
 
 
-class Payload(BaseModel):
-    """Base of all payloads: unknown keys are an error, so that a misspelt one cannot hide."""
+class Part(BaseModel):
+    """Base of what payloads are made of: unknown keys are an error, so that a misspelt one cannot hide."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Payload(Part):
+    """Base of all payloads."""
 
     imported: JsonObject | None = None
     """What an event of another program had besides, as it was."""
 
 
-class BlobRef(Payload):
+class BlobRef(Part):
     """Content kept by reference in ``<home>/blobs/``: digest ``sha256:<hex>`` and length."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -30,7 +34,7 @@ class BlobRef(Payload):
     bytes: int = Field(ge=0)
 
 
-class TurnReason(Payload):
+class TurnReason(Part):
     """How a turn ended. ``error`` for failed, ``name/value/used/scope`` for limit."""
 
     kind: Literal["completed", "cancelled", "blocked", "failed", "limit", "truncated", "timeout", "interrupted"]
@@ -43,7 +47,7 @@ class TurnReason(Payload):
     recovered_at: int | None = None
 
 
-class ChildPosition(Payload):
+class ChildPosition(Part):
     """Where a child's log stood, durably, when this was written."""
 
     seq: int
@@ -320,7 +324,7 @@ class LogSalvaged(Payload):
 
     source: JsonObject
     """{session_id, agent_id}."""
-    lost: list[JsonObject] = Field(default_factory=list)
+    lost: list[JsonObject] = Field(default_factory=list[JsonObject])
     """Each {after_seq, count?, file?, offset?}."""
     repaired: list[JsonObject] | None = None
     """At the end of the log: each {seq, new_seq?, change}."""

@@ -16,11 +16,11 @@ from kimi_ray.runs.rows import AttemptRow, ResultRow
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 _FAMILIES = (
-    "agent|bench|config|context|environment|infra|items|limit|log|model|profile|prompt|provider|request|run|runtime|"
+    "agent|bench|config|context|dsh|environment|import|infra|items|limit|log|model|profile|prompt|provider|request|run|runtime|"
     "session|store|swarm|tool|turn|workdir|workspace"
 )
 _CODE = re.compile(rf"\A(?:{_FAMILIES})\.[a-z][a-z_]*\Z")
-_NOT_CODES = {"config.toml", "run.json", "run.lock", "run.new", "store.json"}
+_NOT_CODES = {"config.toml", "run.json", "run.lock", "run.new", "session.jsonl", "store.json"}
 
 
 def codes_in_the_program() -> set[str]:
