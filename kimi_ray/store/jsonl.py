@@ -179,6 +179,7 @@ class JsonlStore:
         async with self._claims.holding(session_id):
             self._streams.drop_session(session_id, removed=True)
             await self._run(remove_session, self._layout, self._directories, self._tools.reservations, session_id)
+            self._streams.drop_session(session_id, removed=True)  # an append in flight may have loaded one again
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)

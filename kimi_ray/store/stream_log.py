@@ -21,7 +21,7 @@ from kimi_ray.store.batch_rows import EpochRow, encode_closed_row, encode_epoch_
 from kimi_ray.store.descriptors import Descriptors
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.framing import Encoded, Framing, Prepared, encode_rows
-from kimi_ray.store.fs import Fs, io_error, io_errors, pwrite_all
+from kimi_ray.store.fs import Fs, exists, io_error, io_errors, pwrite_all
 from kimi_ray.store.layout import deleted
 from kimi_ray.store.log_files import create_log, open_log
 from kimi_ray.store.log_read import read_page
@@ -250,6 +250,15 @@ class StreamLog:
         if self.poisoned is not None:
             self._write_again(self.poisoned)
 
+    def _failed(self, error: OSError) -> StoreError:
+        """The error of a file call; a file that is gone because its session was removed meanwhile says so."""
+        if isinstance(error, FileNotFoundError):
+            home = self.directory.rsplit("/", 5)[0]
+            with contextlib.suppress(OSError):
+                if exists(self.tools.fs, f"{home}/tombstones/{self.stream.session_id}"):
+                    return deleted(self.stream.session_id)
+        return io_error(error, self.path)
+
     def _check_batch(self, batch: Batch) -> None:
         self._check_usable()
         if batch.epoch != self.epoch or batch.nonce != self.nonce or self.closed:
@@ -267,7 +276,11 @@ class StreamLog:
         """Stored canonical lines ``start`` .. ``end - 1``."""
         lines: list[bytes] = []
         framing = self.tools.framing
-        with open_log(self.tools.fs, self.directory, framing, size=self.size) as source:
+        try:
+            source = open_log(self.tools.fs, self.directory, framing, size=self.size)
+        except OSError as error:
+            raise self._failed(error) from error
+        with source:
             while start + len(lines) < end:
                 wanted = end - start - len(lines)
                 page = read_page(framing, source, start + len(lines), wanted, 8 << 20, next_seq=self.next_seq)
@@ -309,7 +322,7 @@ class StreamLog:
         try:
             self._spend(len(data), lambda: self._write_at_end(data), closing=closing)
         except OSError as error:
-            raise io_error(error, self.path) from error
+            raise self._failed(error) from error
         self._settle_turn(opens, self.size)
         self.size += len(data)
         self.batches += encoded.batches
@@ -371,7 +384,7 @@ class StreamLog:
                 try:
                     descriptor = tools.descriptors.take(self.path)
                 except OSError as error:
-                    raise io_error(error, self.path) from error
+                    raise self._failed(error) from error
             try:
                 try:
                     tools.fs.fdatasync(descriptor.fd)
