@@ -46,9 +46,10 @@ async def test_append_reports_what_it_stored(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_delay_of_each_sync_slows_both_sides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_delay_of_each_sync_slows_both_sides(backend: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"sessions": 2, "events": 20, "flush_every": 10, "repeats": 1, "address": "in-process"}
-    report = (await bench_append(**options, sync_delay_ms=20, directory=str(tmp_path))).to_data()
+    report = (await bench_append(**options, backend=backend, sync_delay_ms=20, directory=str(tmp_path))).to_data()
     assert report["wall_s"] >= 0.04
     assert 40 / report["floor"] >= 0.08
 
