@@ -6,8 +6,11 @@ The seam (``seam.py``) says what every backend promises; ``tests/conformance/sto
 - in the store process: ``persistence`` (lazy opening, bounded queue) around ``jsonl``, which joins ``claims`` over
   ``owners`` (which process may write a session), ``stream_table`` over ``stream_log`` (one stream's grant and bytes),
   ``commit`` (group commit), ``documents``, ``blobs``, ``removal``, ``identity``;
-- the format: ``batch_rows`` (framing), ``log_scan`` (the Tail rule), ``log_read`` (pages), ``log_files`` (creation and
-  repair), ``recovery`` (first touch), ``survey`` and ``verify``;
+- the format: ``framing``, the seam of two encodings (``plain_framing`` over ``batch_rows``, ``zstd_framing`` over
+  ``zstd_frames``); ``log_scan`` (the Tail rule), ``log_read`` (pages), ``log_files`` (creation and repair),
+  ``recovery`` (first touch), ``forking``, ``survey`` over ``turns``, ``surviving`` and ``verify``;
+- the other backend: ``sqlite``, a package of its own; ``backend`` and ``reader`` choose by name, and ``sessions_held``,
+  ``admission``, ``refusals``, ``stream_table`` are what both share;
 - for readers: ``open.open_store``;
 - under all of it: ``fs``, the only module that touches files, and ``faults``, which breaks them for tests.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.store.batch_rows import EpochRow
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.directories import Directories
@@ -32,7 +33,9 @@ from kimi_ray.store.survey import KnownLog, Survey, survey, survey_known
 from kimi_ray.store.surviving import surviving_page
 from kimi_ray.store.verify import verify_log
 
+R = TypeVar("R")
 _JUDGED_MOST = 64
+_TRIES = 3
 
 
 def boot_id() -> str:
@@ -72,9 +75,9 @@ class JsonlReader:
         known = None if log is None else _known(log)
         with io_errors(directory):
             if known is not None:
-                with self.opener(stream, log)() as source:
+                with self._open(stream, known.size) as source:
                     return survey_known(self._framing, source, known)
-            return survey(self._fs, directory, self._framing, stream, self._boot, size=_written(log)[0])
+            return self._steady(stream, lambda: survey(self._fs, directory, self._framing, stream, self._boot))
 
     def inspect(self, stream: Stream) -> LogView:
         """See ``Store.inspect``."""
@@ -84,29 +87,40 @@ class JsonlReader:
         """See ``Store.read_from``."""
         directory = self._directory(stream)
         size, next_seq, epoch = _written(log)
-        with io_errors(directory):
-            try:
-                source = open_log(self._fs, directory, self._framing, size=size)
-            except (FileNotFoundError, NotADirectoryError):
-                raise not_found(stream) from None
-            with source:
-                page = read_page(
-                    self._framing,
-                    source,
-                    seq,
-                    limit,
-                    max_bytes,
-                    next_seq=next_seq,
-                    epoch=epoch,
-                    judged=lambda: self._judge(stream, source),
+
+        def page() -> Page | None:
+            with self._open(stream, size) as source:
+                judged = lambda: self._judge(stream, source)  # noqa: E731
+                return read_page(
+                    self._framing, source, seq, limit, max_bytes, next_seq=next_seq, epoch=epoch, judged=judged
                 )
-        if page is None:
+
+        with io_errors(directory):
+            found = page() if size is not None else self._steady(stream, page)
+        if found is None:
             raise not_found(stream)
-        return page
+        return found
+
+    def _open(self, stream: Stream, size: int | None = None, *, repaired: bool = True) -> LogSource:
+        try:
+            return open_log(self._fs, self._directory(stream), self._framing, size=size, repaired=repaired)
+        except (FileNotFoundError, NotADirectoryError):
+            raise not_found(stream) from None
+
+    def _steady(self, stream: Stream, read: Callable[[], R]) -> R:
+        """Read beside a writer: what looks damaged while it takes back half a write, or repairs, is looked at again."""
+        for _ in range(_TRIES - 1):
+            before = self.revision(stream)
+            try:
+                return read()
+            except StoreError as error:
+                if error.code != "store.corrupt" or self.revision(stream) == before:
+                    raise
+        return read()
 
     def _judge(self, stream: Stream, source: LogSource) -> Judged:
         """``judge``, remembered while the file stays as it is: every page of a torn log asks."""
-        revision = self.revision(stream)
+        revision = f"{self.revision(stream)}:{source.size}"
         known = self._judged.get(source.path)
         if known is not None and known[0] == revision:
             return known[1]
@@ -118,14 +132,7 @@ class JsonlReader:
 
     def opener(self, stream: Stream, log: StreamLog | None) -> Callable[[], LogSource]:
         """What opens the log for reading, as far as it is written."""
-
-        def opened() -> LogSource:
-            try:
-                return open_log(self._fs, self._directory(stream), self._framing, size=_written(log)[0])
-            except (FileNotFoundError, NotADirectoryError):
-                raise not_found(stream) from None
-
-        return opened
+        return lambda: self._open(stream, _written(log)[0])
 
     def verify(self, stream: Stream, log: StreamLog | None = None) -> VerifyReport:
         """See ``verify.verify_log``."""
@@ -154,7 +161,7 @@ class JsonlReader:
         try:
             with io_errors(path):
                 try:
-                    source = open_log(self._fs, directory, self._framing, repaired=False)
+                    source = open_log(self._fs, directory, self._framing)
                 except FileNotFoundError:
                     return None
                 with source:
@@ -191,12 +198,13 @@ class JsonlReader:
 
     def read_surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
         """See ``Store.read_surviving``."""
-        directory = self._directory(stream)
-        with io_errors(directory):
+        with io_errors(self._directory(stream)):
             try:
-                source = open_log(self._fs, directory, self._framing)
-            except (FileNotFoundError, NotADirectoryError):
-                raise not_found(stream) from None
+                source = self._open(stream)
+            except StoreError as error:  # a repair beside it that is damaged: its rows are in the log all the same
+                if error.code != "store.corrupt":
+                    raise
+                source = self._open(stream, repaired=False)
             with source:
                 return surviving_page(self._framing, source, cursor, limit, self._boot)
 
@@ -210,14 +218,8 @@ class JsonlReader:
 
     def read_raw(self, stream: Stream) -> bytes:
         """See ``Store.read_raw``."""
-        directory = self._directory(stream)
-        with io_errors(directory):
-            try:
-                source = open_log(self._fs, directory, self._framing, repaired=False)
-            except (FileNotFoundError, NotADirectoryError):
-                raise not_found(stream) from None
-            with source:
-                return source.read(0, source.size)
+        with io_errors(self._directory(stream)), self._open(stream, repaired=False) as source:
+            return source.read(0, source.size)
 
     def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""
@@ -247,7 +249,7 @@ def _known(log: StreamLog) -> KnownLog | None:
         if not log.born or log.removed:
             return None
         granted = EpochRow(log.epoch, log.next_seq, log.nonce, "", "")
-        return KnownLog(log.header, log.next_seq, granted, log.closed, log.turn_from)
+        return KnownLog(log.header, log.next_seq, granted, log.closed, log.turn_from, log.size)
 
 
 def jsonl_reader(fs: Fs, home: str, identity: StoreIdentity) -> JsonlReader:

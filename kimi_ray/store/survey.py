@@ -54,6 +54,8 @@ class KnownLog:
     epoch: EpochRow
     closed: bool
     turn_from: int | None
+    size: int
+    """Of the file, as far as it is written."""
 
 
 def survey(fs: Fs, directory: str, framing: Framing, stream: Stream, boot: str, *, size: int | None = None) -> Survey:
