@@ -216,8 +216,9 @@ def stored_event(value: Any, line: bytes, seq: int, kind: str | None) -> Session
         more = len(value) - _REQUIRED
         if more == 0:
             return _NewEvent(seq, time, kind, data, None, None, False, line)
-        if more == 1 and value.get("surface") == "append":
-            return _NewEvent(seq, time, kind, data, "append", None, False, line)
+        if value.get("surface") == "append" and (more == 1 or (more == 2 and "sources" in value)):
+            sources = None if more == 1 else _sources_of(value["sources"], seq)
+            return _NewEvent(seq, time, kind, data, "append", sources, False, line)
         if more == 1 and value.get("ignorable") is True:
             return _NewEvent(seq, time, kind, data, None, None, True, line)
     return _event_of(value, line, seq, _as_it_is)

@@ -275,25 +275,7 @@ class EventLog:
                 ``log.bad_payload``, ``log.bad_surface``.
         """
         self._check_place(event.seq)
-        # A known type is read whatever the event says of itself: that is for readers who do not know it.
-        if not event.ignorable and event.type not in self._catalog:
-            raise LogError(
-                f"{self._name}: event {event.seq} has the unknown type {event.type!r}",
-                code="log.unknown_type",
-                hint="upgrade kimi-ray, or install the Feature that wrote it",
-                details={"seq": event.seq, "type": event.type},
-            )
-        try:
-            plan = self.surface.check(event)
-            self.order.apply(event)
-        except _MALFORMED as error:
-            raise _bad_payload(event, error) from error
-        self._next_seq = self.first_live_seq = event.seq + 1
-        self._last = event
-        if event.type == "log/end-seed":
-            self.last_end_seed = event.seq
-        if plan is not None and self.surface.apply(plan):
-            self._forget_messages()
+        self._take(event)
 
     def read_back(
         self, lines: Sequence[bytes], *, follow: Observer | None = None, types: frozenset[str] = frozenset()
@@ -320,17 +302,40 @@ class EventLog:
         self._check_place(self._next_seq)
         end = self._next_seq + len(lines)
         for event in read_stored(lines, self._next_seq, known, passed):
-            self._next_seq = self.first_live_seq = event.seq  # what was passed over in between
-            self.adopt(event)
+            self._take(event)
             if follow is not None and event.type in types:
                 try:
                     follow(event)
                 except _MALFORMED as error:
                     raise _bad_payload(event, error) from error
-            event.unload()
+            if event.surface is not None or event.seq == end - 1:
+                event.unload()
         if self._next_seq < end:
             self._last = parse_event(lines[-1], at=end - 1)
             self._next_seq = self.first_live_seq = end
+
+    def _take(self, event: SessionEvent) -> None:
+        # A known type is read whatever the event says of itself: that is for readers who do not know it.
+        kind = event.type
+        if not event.ignorable and kind not in self._catalog:
+            raise LogError(
+                f"{self._name}: event {event.seq} has the unknown type {kind!r}",
+                code="log.unknown_type",
+                hint="upgrade kimi-ray, or install the Feature that wrote it",
+                details={"seq": event.seq, "type": kind},
+            )
+        try:
+            plan = self.surface.check(event)
+            if kind in FOLLOWED:
+                self.order.apply(event)
+        except _MALFORMED as error:
+            raise _bad_payload(event, error) from error
+        self._next_seq = self.first_live_seq = event.seq + 1
+        self._last = event
+        if kind == "log/end-seed":
+            self.last_end_seed = event.seq
+        if plan is not None and self.surface.apply(plan):
+            self._forget_messages()
 
     def _check_place(self, seq: int) -> None:
         if seq != self._next_seq or self.first_live_seq != self._next_seq:

@@ -305,7 +305,7 @@ async def test_missing_usage_is_estimated(serve: Serve) -> None:
         await reply.end()
 
     result = await ask_once(serve, handler)
-    assert result.usage == Usage(input=2, output=3, reasoning=2, estimated=True)
+    assert result.usage == Usage(input=10, output=3, reasoning=2, estimated=True)
 
 
 @pytest.mark.parametrize(

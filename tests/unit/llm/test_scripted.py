@@ -25,6 +25,7 @@ from kimi_ray.llm import (
     UsageChunk,
 )
 from kimi_ray.llm.script import as_step
+from kimi_ray.log import message_tokens
 from kimi_ray.settings import Usage
 
 SPEC = ToolSpec("Read", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -165,8 +166,9 @@ async def test_usage_is_estimated_alike_every_time_or_said() -> None:
     assert usage == again
     assert usage.estimated
     assert usage.output == 2
-    assert usage.input == -(-(4 + len('[{"name":"Read","description":"Reads.","parameters":')
-                              + len('{"type":"object","properties":{"path":{"type":"string"}}}}]')) // 4)  # fmt: skip
+    parameters = '{"type":"object","properties":{"path":{"type":"string"}}}'
+    tools = f'[{{"name":"Read","description":"Reads.","parameters":{parameters}}}]'
+    assert usage.input == message_tokens(user("1234")) + -(-len(tools) // 4) + 4
     assert (await answer(provider, request)).usage == Usage(input=1, cached=2, output=3)
 
 
