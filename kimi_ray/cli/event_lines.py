@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any, cast
 
-from kimi_ray.cli.printing import one_line, safe
+from kimi_ray.cli.printing import clock_time, one_line, safe
 from kimi_ray.events import SessionEvent
 
 _TYPE_COLUMNS = 18
@@ -16,8 +15,8 @@ _OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 
 def event_line(event: SessionEvent, width: int | None = 160) -> str:
     """``seq  time  type  what``, on one line of at most ``width`` columns; None does not cut."""
-    at = datetime.fromtimestamp(event.time / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    start = f"{event.seq:>6}  {at}  {event.type:<{_TYPE_COLUMNS}}  "
+    at = clock_time(event.time, "%H:%M:%S.%f")
+    start = f"{event.seq:>6}  {at[:12]}  {event.type:<{_TYPE_COLUMNS}}  "
     return start + one_line(_about(event), None if width is None else max(20, width - len(start)))
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 from pydantic_core import to_json
@@ -72,6 +73,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | No
 def terminal_width(stream: TextIO) -> int | None:
     """The columns of the terminal behind a stream, or None when it is a file or a pipe."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def clock_time(at: int, form: str) -> str:
+    """Epoch milliseconds as local time in a ``strftime`` form; a time that no calendar has is shown as its number.
+
+    A log may hold any: imported ones have what another program wrote.
+    """
+    try:
+        return datetime.fromtimestamp(at / 1000).astimezone().strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return str(at)
 
 
 def say(text: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kimi_ray.cli.options import Home, Json
-from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell, terminal_width
+from kimi_ray.cli.printing import clock_time, one_line, print_json, safe, say, table, tell, terminal_width
 from kimi_ray.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -272,6 +272,4 @@ def _home(home: str | None) -> str:
 
 
 def _when(at: int | None) -> str:
-    from datetime import datetime
-
-    return "" if at is None else datetime.fromtimestamp(at / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return "" if at is None else clock_time(at, "%Y-%m-%d %H:%M:%S")

@@ -123,6 +123,22 @@ def test_ids_that_no_terminal_and_no_document_can_hold(run: Run, tmp_path: Path)
         assert code == 0 and "\x1b" not in out + err
 
 
+def test_times_that_no_calendar_has(run: Run, tmp_path: Path) -> None:
+    log = Log()
+    log.start()
+    log.user("hello")
+    log.end()
+    for event, time in zip(log.events, (2**53 - 1, -(2**53) + 1, 2**53 - 1), strict=True):
+        event["time"] = time
+    head = header("far", createdAt=2**53 - 1)
+    put(tmp_path / "root", head, plain(head, log.events))
+    assert run("import", "dsh", tmp_path / "root")[0] == 0
+    for arguments in (("list",), ("show", "far"), ("tail", "far")):
+        code, out, err = run("sessions", *arguments)
+        assert code == 0 and "Traceback" not in err, (arguments, err)
+    assert "hello" in out and "-90071992547" in out
+
+
 def test_usage(run: Run) -> None:
     assert run("import")[0] == 2
     code, out, _ = run("import", "--help")
