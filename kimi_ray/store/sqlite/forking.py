@@ -6,11 +6,13 @@ The rows of the source are verified and copied as they are: only the stream in t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 from typing import Any
 
+from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.layout import not_found
 from kimi_ray.store.refusals import already_exists, source_too_short
@@ -92,7 +94,8 @@ async def fork_log(
             pending.result()
         return await run(lambda connection: _publish(connection, granter, copied, made, nonce))
     except BaseException:
-        await _give_up(target, made)
+        with contextlib.suppress(StoreError):  # what is left now goes at the next start
+            await _give_up(target, made)
         raise
 
 
@@ -142,7 +145,7 @@ def _begin(
 def _next_rows(source: Shard, stream: Stream, copied: Copied, seq: int, target: int) -> tuple[list[Row], int]:
     """The next rows of the copy, and the seq after them."""
     file = source.file.path
-    moved = moved_crc(copied.number, target)
+    moved, first = moved_crc(copied.number, target), row_id(target, 0)
 
     def work(connection: Connection | None) -> tuple[list[Row], int]:
         if connection is None:
@@ -153,13 +156,13 @@ def _next_rows(source: Shard, stream: Stream, copied: Copied, seq: int, target: 
         rows: list[Row] = []
         size = 0
         at = seq
-        for rowid, at, events, data in rows_from(connection, file, found.id, seq, head.next_seq):
+        for rowid, at, events, data, crc in rows_from(connection, file, found.id, seq, head.next_seq):
             if at + events > copied.cut:
                 for offset, line in enumerate(lines_of(data, events, file, rowid, at)[: copied.cut - at]):
                     row = line + b"\n"
                     rows.append((row_id(target, at + offset), 1, row_crc(target, at + offset, 1, row), row))
                 return rows, copied.cut
-            rows.append((row_id(target, at), events, row_crc(found.id, at, events, data) ^ moved, data))
+            rows.append((first + at, events, crc ^ moved, data))
             size += len(data)
             if len(rows) >= ROWS_AT_ONCE or size >= _BYTES_AT_ONCE or at + events == copied.cut:
                 return rows, at + events

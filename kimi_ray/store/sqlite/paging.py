@@ -62,8 +62,8 @@ def first_row(connection: Connection, stream: int, seq: int) -> int:
 
 def rows_from(
     connection: Connection, file: str, stream: int, seq: int, end: int
-) -> Iterator[tuple[int, int, int, bytes]]:
-    """``(rowid, seq, events, data)`` of the unbroken run of rows that holds ``seq`` .. ``end - 1``.
+) -> Iterator[tuple[int, int, int, bytes, int]]:
+    """``(rowid, seq, events, data, checksum)`` of the unbroken run of rows that holds ``seq`` .. ``end - 1``.
 
     Raises:
         StoreError: ``store.corrupt`` at the first row that is damaged or missing.
@@ -78,7 +78,7 @@ def rows_from(
             found, events, data = verified(row, file)
             if found != expected:
                 raise corrupt_row(file, row_id(stream, expected), expected, "the row is missing")
-            yield row[0], found, events, data
+            yield row[0], found, events, data, row[2]
             expected += events
         if not rows and expected < end:
             raise corrupt_row(file, row_id(stream, expected), expected, "the row is missing")
@@ -93,7 +93,7 @@ def read_lines(connection: Connection, file: str, head: Head, start: int, end: i
         StoreError: ``store.corrupt``.
     """
     lines: list[bytes] = []
-    for rowid, seq, events, data in rows_from(connection, file, head.stream, start, head.next_seq):
+    for rowid, seq, events, data, _ in rows_from(connection, file, head.stream, start, head.next_seq):
         if seq >= end:
             break
         for at, line in enumerate(lines_of(data, events, file, rowid, seq), seq):
@@ -114,7 +114,7 @@ def read_page(connection: Connection, file: str, head: Head, seq: int, limit: in
     if limit <= 0:
         return Page(seq, (), head.next_seq, head.epoch)
     try:
-        for rowid, at, events, data in rows_from(connection, file, head.stream, seq, head.next_seq):
+        for rowid, at, events, data, _ in rows_from(connection, file, head.stream, seq, head.next_seq):
             for line in lines_of(data, events, file, rowid, at)[max(0, seq - at) :]:
                 size += len(line) + 1
                 if lines and (size > max_bytes or len(lines) >= limit):

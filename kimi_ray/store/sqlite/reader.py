@@ -218,7 +218,7 @@ def _some_rows(
     if found.id != number:
         raise not_found(found.stream)
     rows: list[bytes] = []
-    for _, at, events, data in rows_from(connection, file, number, seq, end):
+    for _, at, events, data, _ in rows_from(connection, file, number, seq, end):
         rows.append(data)
         if len(rows) >= _ROWS_AT_ONCE:
             return rows, at + events

@@ -115,7 +115,7 @@ class Shard:
         return self._onlooker.read(work)
 
     async def close(self) -> None:
-        """Finish what was accepted; close every connection."""
-        await self.transactions.close()
+        """Finish what was accepted; close every connection, the writer last: only that one can tidy up."""
         self._readers.close()
         self._onlooker.close()
+        await self.transactions.close()

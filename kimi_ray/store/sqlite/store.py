@@ -501,6 +501,6 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        await asyncio.gather(*(shard.close() for shard in self._shards))
         await asyncio.to_thread(self._io.shutdown, wait=True)
+        await asyncio.gather(*(shard.close() for shard in self._shards))
         await self._claims.close()

@@ -32,6 +32,7 @@ MAX_GROUP_BYTES = 32 << 20
 MAX_GROUP_JOBS = 2000
 CHECKPOINT_PAGES = 4000
 TRUNCATE_ABOVE_BYTES = 64 << 20
+_TRY_AGAIN_BYTES = 16 << 20
 _IDLE_S = 1.0
 _CHECKPOINT_WAIT_S = 0.2
 
@@ -81,6 +82,8 @@ class Transactions:
         self._suspect = False
         self._waiting: deque[_Job[Any]] = deque()
         self._running = False
+        self._closed = False
+        self._truncate_at = TRUNCATE_ABOVE_BYTES
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -120,7 +123,13 @@ class Transactions:
             raise
 
     def submit(self, work: Work[R], *, sync: bool, size: int) -> asyncio.Future[R]:
-        """As ``run``, but the answer is a future."""
+        """As ``run``, but the answer is a future.
+
+        Raises:
+            StoreError: ``store.closed``.
+        """
+        if self._closed:
+            raise StoreError("the store is closed", code="store.closed")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(work, future, size, sync=sync))
         self._kick()
@@ -192,7 +201,8 @@ class Transactions:
     # -- in the writer's thread --------------------------------------------------------------------------------------
 
     def _commit(self, group: list[_Job[Any]]) -> None:
-        sync = any(job.sync for job in group)
+        # Where no commit is synced, being written is all there is to wait for.
+        sync = self._durability != "disk" or any(job.sync for job in group)
         try:
             connection = self._begin(sync=sync)
         except KimiRayError as error:
@@ -215,17 +225,14 @@ class Transactions:
         if sync:
             self.synced = self.commits
             self.syncs += self._durability == "disk"
-        self._checkpoint(connection)
+        if self._file.wal_bytes() > self._truncate_at:
+            self._truncate()
+            self._truncate_at = max(TRUNCATE_ABOVE_BYTES, self._file.wal_bytes() + _TRY_AGAIN_BYTES)
 
     def _begin(self, *, sync: bool) -> sqlite3.Connection:
         """The connection, inside a write transaction."""
         try:
-            connection = self._connection
-            if connection is None:
-                connection = self._connection = self._connect()
-                self._level = ""
-                if self._suspect:
-                    self._settle(connection)
+            connection = self._connection or self._reconnect()
             level = sync_level(self._durability, sync=sync)
             if level != self._level:
                 set_sync(connection, level)
@@ -235,6 +242,17 @@ class Transactions:
         except FAILURES as error:
             self._throw_away(error)
             raise store_error(error, self._file.path) from error
+
+    def _reconnect(self) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            if self._suspect:
+                self._settle(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._level = connection, ""
+        return connection
 
     def _work(self, connection: sqlite3.Connection, group: list[_Job[Any]], *, sync: bool) -> None:
         before = connection.total_changes
@@ -252,7 +270,7 @@ class Transactions:
                 refused = True
                 connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
-        if sync and (refused or connection.total_changes == before):
+        if sync and self._durability == "disk" and (refused or connection.total_changes == before):
             # Without a page to write SQLite would sync nothing, and what was found may only be in the page cache.
             connection.execute("UPDATE store SET syncs = syncs + 1")
         connection.execute("COMMIT")
@@ -300,10 +318,6 @@ class Transactions:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        if self._file.wal_bytes() > TRUNCATE_ABOVE_BYTES:
-            self._truncate()
-
     def _truncate(self) -> None:
         connection = self._connection
         if connection is None:
@@ -329,6 +343,7 @@ class Transactions:
             future = self.submit(lambda _: None, sync=True, size=0)
             await asyncio.wait([future])
             _looked_at(future)
+        self._closed = True
         while self._running:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
