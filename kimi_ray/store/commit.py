@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from kimi_ray.errors import KimiRayError, StoreError, as_error
+from kimi_ray.errors import KimiRayError, as_error
 from kimi_ray.store.seam import AppendResult, Batch
 from kimi_ray.store.stream_log import MAX_UNSYNCED_BYTES, StreamLog
 
@@ -230,8 +230,8 @@ class Committer:
             try:
                 log.sync()
                 self.syncs += 1
-            except StoreError as failure:
-                error = failure
+            except Exception as failure:  # noqa: BLE001  recorded as the answer of everybody who waits
+                error = as_error(failure, code="store.io_failed")
             with log.lock:
                 written, durable = log.next_seq, log.durable_seq
                 ready = log.waiters if error is not None else [entry for entry in log.waiters if entry[0] <= durable]

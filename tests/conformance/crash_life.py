@@ -75,11 +75,19 @@ class Ledger:
     home_id: str | None = None
     logs: dict[Stream, LogFacts] = field(default_factory=dict[Stream, LogFacts])
     claims: dict[str, int] = field(default_factory=dict[str, int])
+    claimed: int = 0
+    """The newest grant of a claim that was not given back."""
     tries: dict[int, list[dict[str, Any]]] = field(default_factory=dict[int, list[dict[str, Any]]])
     revision: int = 0
     blobs: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
     removal: str = ""
     """``asked`` or ``done``."""
+    seen: dict[Stream, list[bytes]] = field(default_factory=dict[Stream, list[bytes]])
+    """What readers were shown since the last power cut."""
+    torn: dict[Stream, bytes] = field(default_factory=dict[Stream, bytes])
+    """The bytes of logs with a torn tail that nobody began to repair."""
+    boots: int = 0
+    """Power cuts when ``seen`` and ``torn`` were written."""
 
     def log(self, stream: Stream) -> LogFacts:
         """The facts of a stream."""
@@ -89,7 +97,7 @@ class Ledger:
         """A copy."""
         logs = {stream: facts.clone() for stream, facts in self.logs.items()}
         tries = {revision: list(values) for revision, values in self.tries.items()}
-        return replace(self, logs=logs, claims=dict(self.claims), tries=tries, blobs=dict(self.blobs))
+        return replace(self, logs=logs, claims=dict(self.claims), tries=tries, blobs=dict(self.blobs), seen={}, torn={})
 
 
 class Life:
@@ -139,12 +147,15 @@ class Life:
 
     async def claim(self, nonce: str) -> int:
         """Open the session."""
-        asked = self.store.open_session("s1", nonce, workspace_id=WORKSPACE)
-        self.ledger.claims[nonce] = (await self._ask(asked)).grant
-        return self.ledger.claims[nonce]
+        ledger = self.ledger
+        grant = (await self._ask(self.store.open_session("s1", nonce, workspace_id=WORKSPACE))).grant
+        assert grant > ledger.claimed or grant == ledger.claims.get(nonce), "the grant of a claim does not rise"
+        ledger.claims[nonce] = ledger.claimed = grant
+        return grant
 
     async def unclaim(self, nonce: str) -> None:
         """Close the session."""
+        self.ledger.claimed = 0  # its grant is forgotten
         await self._ask(self.store.close_session("s1", nonce))
 
     async def grant(self, nonce: str, stream: Stream = MAIN, *, new: bool = False) -> int:

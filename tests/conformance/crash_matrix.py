@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kimi_ray.store.faults import Rule
 from kimi_ray.store.seam import Stream
 from tests.conformance.crash_life import DiedError, Ledger, Life
-from tests.conformance.crash_oracles import check, next_process
+from tests.conformance.crash_oracles import check, look, next_process
 from tests.conformance.simulated_fs import SECTOR, Disk, File
 from tests.conformance.simulated_loop import SimulatedLoop
 from tests.conformance.store_contract import MAIN, line
@@ -61,6 +61,14 @@ async def an_open_turn(disk: Disk, ledger: Ledger) -> None:
     facts.sent["w"] = {0: line(0, "turn/start", turn=0), 1: line(1, "step/start", turn=0, step=0)}
     await life.must_append("w", 0, 2, sync=True)
     await life.must_append("w", 2, 9, sync=True)
+    life.fs.kill()
+
+
+async def a_loose_window(disk: Disk, ledger: Ledger) -> None:
+    """The last process died after a write that nobody synced."""
+    await a_session(disk, ledger)
+    life = await _went_on(disk, ledger)
+    await life.must_append("w", 14, 30, sync=False)
     life.fs.kill()
 
 
@@ -141,6 +149,11 @@ async def append(life: Life) -> None:
 async def window(life: Life) -> None:
     await life.must_append("w", 14, 30, sync=False)
     await life.must_append("w", 30, 30, sync=True)
+
+
+async def resend(life: Life) -> None:
+    await life.must_append("w", 12, 30, sync=True)
+    await life.must_append("w", 29, 34, sync=True)
 
 
 async def several_windows(life: Life) -> None:
@@ -276,6 +289,7 @@ OPERATIONS = (
     Operation("repair of a cut write", a_cut_write, claimed, repair),
     Operation("repair of a lost sector", a_lost_sector, claimed, repair),
     Operation("first touch", a_session, idle, went_on),
+    Operation("resend", a_loose_window, claimed, resend),
     Operation("life", a_home, idle, life_of_a_session),
 )
 
@@ -377,6 +391,7 @@ class Matrix:
         return died
 
     async def _die_in_recovery(self, disk: Disk, ledger: Ledger, cut: int) -> bool:
+        await look(disk, ledger)
         try:
             life = await next_process(disk, ledger, f"next-{disk.boots}", cut)
         except DiedError:

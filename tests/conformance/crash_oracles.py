@@ -26,7 +26,7 @@ ABSENT = ("store.not_found", "store.deleted")
 
 async def check(disk: Disk, ledger: Ledger) -> None:
     """Every oracle; leaves the disk as the next process left it."""
-    await _reading_changes_nothing_and_shows_all(disk, ledger)
+    await look(disk, ledger)
     last = f"last-{disk.boots}-{len(ledger.claims)}"
     life = await next_process(disk, ledger, last)
     store = life.store
@@ -36,6 +36,7 @@ async def check(disk: Disk, ledger: Ledger) -> None:
         await _check_documents_and_claims(life, last)
         for stream, facts in list(ledger.logs.items()):
             await _check_log(life, stream, facts, last)
+        _check_nothing_destroyed(disk, ledger)
     await _check_blobs(life)
     await store.close()
     life.fs.kill()
@@ -101,8 +102,11 @@ def may_be_corrupt(disk: Disk, facts: LogFacts) -> bool:
 # -- before anything is repaired ---------------------------------------------------------------------------------------
 
 
-async def _reading_changes_nothing_and_shows_all(disk: Disk, ledger: Ledger) -> None:
+async def look(disk: Disk, ledger: Ledger) -> None:
+    """A reader changes nothing, is shown everything that was flushed, and what it was shown before."""
     before = disk.fingerprint()
+    if ledger.boots != disk.boots:
+        ledger.boots, ledger.seen, ledger.torn = disk.boots, {}, {}
     fs = SimulatedFs(disk)
     try:
         reader = open_store(HOME, fs=fs)
@@ -126,6 +130,12 @@ async def _reading_changes_nothing_and_shows_all(disk: Disk, ledger: Ledger) -> 
             lines = await all_lines(reader, stream)
             assert len(lines) == view.cut, stream
             found = dict(enumerate(lines))
+            seen = ledger.seen.get(stream, [])
+            assert lines[: len(seen)] == seen, (stream, "what a reader was shown is gone")
+            ledger.seen[stream] = lines
+            directory = f"{HOME}/sessions/{WORKSPACE}/s1/agents/{stream.agent_id}"
+            if view.torn_bytes and f"{directory}/wire.redo" not in before:
+                ledger.torn[stream] = await reader.read_raw(stream)
         for seq, flushed in enumerate(facts.durable):
             assert found.get(seq) == flushed, (stream, seq, "flushed and not readable")
         if not ledger.removal:
@@ -176,6 +186,16 @@ async def _check_log(life: Life, stream: Stream, facts: LogFacts, last: str) -> 
     assert {path: same[path] for path in same if "/sessions/" in path} == {
         path: before[path] for path in before if "/sessions/" in path
     }
+
+
+def _check_nothing_destroyed(disk: Disk, ledger: Ledger) -> None:
+    """A torn tail was set aside, all of it."""
+    content = {path: data for path, (data, _) in disk.fingerprint().items() if "/wire." in path}
+    for stream, raw in ledger.torn.items():
+        agent = f"/agents/{stream.agent_id}/"
+        log = next((data for path, data in content.items() if agent in path and "/wire.jsonl" in path), b"")
+        aside = [data for path, data in content.items() if f"{agent}wire.tail-" in path]
+        assert any(raw.endswith(data) and log.startswith(raw[: len(raw) - len(data)]) for data in aside if data), stream
 
 
 def stored_rows(raw: bytes) -> Iterator[bytes]:

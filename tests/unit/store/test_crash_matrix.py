@@ -1,6 +1,6 @@
 """Every operation of the JSONL store stopped at every file call, on disks that keep and disks that lose.
 
-The quick part takes every other cut with few disks. The long part takes all of them with fifty power cuts each, as far
+The quick part takes some of the cuts, with two disks each. The long part takes all of them with fifty power cuts each, as far
 as its budget goes, each round with other seeds.
 """
 
@@ -28,7 +28,7 @@ def loop() -> Iterator[SimulatedLoop]:
 def test_some_crashes(loop: SimulatedLoop, operation: Operation, compression: str) -> None:
     matrix = Matrix(loop, operation, compression)
     calls = matrix.calls()
-    step = 2 if calls < 40 else 4
+    step = 2 if calls < 12 else 3 if calls < 40 else 8
     cuts = range(0 if compression == "none" else 1, calls + 1, step)
     matrix.run([1], random.Random(operation.name), clean_recoveries=False, cuts=cuts)
 

@@ -10,7 +10,7 @@ import pytest
 
 from kimi_ray.store import StoreOptions, Stream
 from tests.conformance.simulated_home import SimulatedHome
-from tests.conformance.store_contract import MAIN, Home, all_lines, header, line, notes, ok
+from tests.conformance.store_contract import MAIN, Home, all_lines, code, header, line, notes, ok
 from tests.conformance.store_races import StoreRaces, opened
 from tests.unit.store.test_jsonl_contract import JsonlHome
 from tests.unit.store_sqlite.sqlite_home import SqliteHome
@@ -100,3 +100,21 @@ def test_a_grant_outlives_a_power_cut_and_fences_the_earlier_writer(machine: Sim
     machine.run(before())
     machine.power_cut(seed)
     machine.run(after())
+
+
+def test_a_sync_that_fails_in_an_unforeseen_way_is_an_answer(
+    machine: SimulatedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever for a thread that broke, and the next sync is tried anew."""
+
+    async def life() -> None:
+        store = await machine.open()
+        await opened(store, count=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine.files(store), "fdatasync", lambda fd: {}["no errno"])
+            (answer,) = await store.append([notes(3, 5)], sync=True)
+            assert code(answer) == "store.io_failed"
+        assert ok(await store.append([notes(3, 6)], sync=True)).durable == 6
+        await store.close()
+
+    machine.run(life())
