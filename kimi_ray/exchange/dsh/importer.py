@@ -192,7 +192,10 @@ async def _write_log(store: Store, stream: Stream, header: JsonObject, pieces: l
         batch = Batch(stream, grant.epoch, nonce, piece.first_seq, piece.payload, piece.row_bytes, piece.row_events)
         (result,) = await store.append([batch], sync=at == len(pieces) - 1)
         if result.error is not None:
-            raise error_from_data(result.error)
+            failure = error_from_data(result.error)
+            if failure.code == "store.conflict":
+                failure.hint = "an earlier import was cut short and the source has changed since: use another home"
+            raise failure
     await store.close_writer(stream, grant.epoch, nonce)
 
 

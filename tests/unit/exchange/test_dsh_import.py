@@ -247,6 +247,29 @@ async def test_an_import_that_is_cut_short_is_completed_by_the_next(
     assert (await open_store(home).verify(Stream("a", "main"))).ok
 
 
+async def test_a_source_that_changed_behind_an_import_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, home = tmp_path / "root", tmp_path / "home"
+    path = put(root, header("a"), plain(header("a"), crashed()))
+    async with opened(home) as store:
+
+        async def failing(*_args: Any, **_kwargs: Any) -> int:
+            raise StoreError("stopped", code="store.io")
+
+        monkeypatch.setattr(store, "write_document", failing)
+        assert (await imported(store, root))["a"].outcome == "failed"
+    other = crashed()
+    other[3]["time"] += 1
+    path.write_bytes(plain(header("a"), other))
+    done = (await run(home, root))["a"]
+    assert done.outcome == "failed" and done.error is not None and done.error.code == "store.conflict"
+    assert "cut short" in str(done.error.hint)
+    assert await open_store(home).list_documents() == []
+    path.write_bytes(plain(header("a"), crashed()))
+    assert (await run(home, root))["a"].outcome == "imported"
+
+
 def test_pieces_hold_all_events_in_order() -> None:
     reading = Reading("a", "log", "none", header=header("a"), stored=long_session(), closers=[])
     pieces = importer._convert(reading).pieces
