@@ -32,6 +32,7 @@ from kimi_ray.store.window import ReadAt, Window
 
 _HEADER_MAX = 16 << 20
 _READ_AHEAD = 256 << 10
+_HEADER_AHEAD = 4 << 10
 _MARK = b"\n" + BATCH_START
 _LOOSE_MOST = 64 << 20
 _CRC_TEXT = re.compile(rb'"([0-9a-f]{8})"')
@@ -232,12 +233,13 @@ class PlainProbe:
     def __init__(self, read: ReadAt, size: int) -> None:
         """As ``Framing.probe``."""
         self._window = Window(read, size, _READ_AHEAD)
+        self._head = Window(read, size, _HEADER_AHEAD)
         self._header: bytes | None = None
 
     def header_line(self) -> bytes | None:
         """See ``Probe.header_line``."""
         if self._header is None:
-            self._header = self._window.line_at(0, _HEADER_MAX)
+            self._header = self._head.line_at(0, _HEADER_MAX)
         return self._header
 
     def body(self) -> int:

@@ -48,6 +48,7 @@ from kimi_ray.store.zstd_frames import (
 _HEADER_MAX = 16 << 20
 _LOOK = 1 << 12
 _READ_AHEAD = 256 << 10
+_LAST_FRAME_MAX = 20 << 20
 
 
 class ZstdFraming:
@@ -212,8 +213,9 @@ class ZstdScan(LogScan):
             found = measure(data)
             at_end = self.good + len(data) >= self.window.size
             if found is None:
-                rest = self.window.bytes_at(self.good, self.window.size - self.good)
-                return (rest, False) if data and self._was_whole(rest) else (b"", False)
+                left = self.window.size - self.good
+                rest = self.window.bytes_at(self.good, left) if left <= _LAST_FRAME_MAX else b""
+                return (rest, False) if rest and self._was_whole(rest) else (b"", False)
             if found.whole:
                 return data, False
             if at_end:
@@ -246,10 +248,11 @@ class ZstdProbe:
         """As ``Framing.probe``."""
         self._window = Window(read, size, _READ_AHEAD)
         self._frames = _Frames(codec, self._window)
+        self._head = _Frames(codec, Window(read, size, _LOOK))
 
     def header_line(self) -> bytes | None:
         """See ``Probe.header_line``."""
-        return self._frames.header_line()
+        return self._head.header_line()
 
     def at(self, offset: int) -> Found | None:
         """See ``Probe.at``."""
@@ -262,7 +265,7 @@ class ZstdProbe:
 
     def body(self) -> int:
         """See ``Probe.body``."""
-        found = self._frames.at(0)
+        found = self._head.at(0)
         return found[1] if found is not None and first_seq(found[0]) < 0 else 0
 
     def first(self, start: int, end: int) -> Found | None:

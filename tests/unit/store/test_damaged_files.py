@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.store import JsonlStore, StoreOptions, Stream, open_store, open_store_for_writing
@@ -210,6 +211,28 @@ async def test_more_cuts_and_flipped_bits(tmp_path: Path, built: Built, budget: 
     for dice in budget.rounds():
         boot = dice.choice((SAME, OTHER))
         await lived_through(tmp_path / str(budget.round), built, some_damage(built, dice), boot)
+
+
+@pytest.mark.parametrize("how", ["without checksum and size", "the whole log in one frame", "cut"])
+async def test_a_newer_version_may_frame_otherwise_and_is_still_refused_as_newer(tmp_path: Path, how: str) -> None:
+    """DeepSeek Harness test 48: structurally foreign, and yet unsupported, not corrupt."""
+    line = b'{"type":"log","version":2,"what":"%s"}\n' % (b"else" * 50)
+    foreign = zstandard.ZstdCompressor(write_checksum=False, write_content_size=False)
+    data = {
+        "without checksum and size": foreign.compress(line) + foreign.compress(b"\0\1"),
+        "the whole log in one frame": zstandard.ZstdCompressor(write_checksum=True).compress(line + b"[1]\n" * 9),
+        "cut": foreign.compress(line + random.Random(1).randbytes(200_000))[:-9],
+    }[how]
+    built = thirty_events("zstd")
+    path = await place(tmp_path, built, data)
+    store = await store_at(tmp_path, "zstd", SAME)
+    for attempt in (store.inspect(MAIN), store.open_writer(MAIN, "w"), store.read_from(MAIN, 0)):
+        with pytest.raises(KimiRayError) as caught:
+            await attempt
+        assert caught.value.code == "log.version_unsupported"
+    assert [row.error["code"] for row in await store.list_logs() if row.error] == ["log.version_unsupported"]
+    assert path.read_bytes() == data
+    await store.close()
 
 
 async def test_a_clean_log_does_not_grow_by_being_opened(tmp_path: Path, built: Built) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -172,3 +173,24 @@ def test_the_header_line_is_at_hand_in_both() -> None:
         probe = framing_of(compression).probe(Source(data).read, len(data))
         assert probe.header_line() == HEADER
         assert expand_rows([row for _, row in probe.rows(probe.before(len(data)) or pytest.fail()).rows if row]) == []
+
+
+@pytest.mark.parametrize("compression", ENCODINGS)
+def test_reading_a_large_log_holds_little_of_it(compression: str) -> None:
+    framing = framing_of(compression)
+    text = random.Random(5).randbytes(300).hex()
+    batches = [[encode_epoch_row(EpochRow(1, 0, "n", SAME, "disk"))]]
+    batches += [[note(seq, text + str(seq)) + b"\n" for seq in range(at, at + 100)] for at in range(0, 30_000, 100)]
+    source = Source(put_together(framing, batches))
+    del batches
+    tracemalloc.start()
+    try:
+        framing.scan(source.read, source.size, "log").finish()
+        scanning = tracemalloc.get_traced_memory()[1]
+        for seq in range(0, 30_000, 1000):
+            read_page(framing, source, seq, 1000, 8 << 20)
+        paging = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert scanning < 6 << 20
+    assert paging < 8 << 20, "a page and what is read ahead"
