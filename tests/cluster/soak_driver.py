@@ -43,6 +43,7 @@ class Soak:
         self.swarms: list[dict[str, Any]] = []
         self.prompts: list[dict[str, Any]] = []
         self.errors: Counter[str] = Counter()
+        self.unusual: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self.load: StoreLoad | None = None
 
@@ -90,7 +91,7 @@ class Soak:
                 try:
                     return await make()
                 except KimiRayError as error:
-                    self.errors[error.code] += 1
+                    self._count(error)
                 await asyncio.sleep(0.5)
 
     async def swarming(self, number: int) -> None:
@@ -113,7 +114,7 @@ class Soak:
                     if row.agent_id is not None and row.last_seq is not None:
                         self.journal.told((session.id, row.agent_id), row.last_seq + 1)
             except KimiRayError as error:
-                self.errors[error.code] += 1
+                self._count(error)
                 told["error"] = error.to_data()
             self.swarms.append(told)
             await self._leave(session)
@@ -134,7 +135,7 @@ class Soak:
                     result = await prompt.result()
                     told |= {"state": result.state, "code": result.error["code"] if result.error else None}
             except KimiRayError as error:
-                self.errors[error.code] += 1
+                self._count(error)
                 told["code"] = error.code
                 with contextlib.suppress(KimiRayError):
                     await session.close()
@@ -146,12 +147,17 @@ class Soak:
             await asyncio.sleep(self.dice.random() * 0.2)
         await self._leave(session)
 
+    def _count(self, error: KimiRayError, where: str = "") -> None:
+        self.errors[where + error.code] += 1
+        if error.code not in FULL:
+            self.unusual.append(error.to_data())
+
     async def _leave(self, session: Session) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await session.close()
         except KimiRayError as error:
-            self.errors[f"close {error.code}"] += 1
+            self._count(error, "close ")
 
 
 async def main() -> None:
@@ -163,6 +169,7 @@ async def main() -> None:
         assert soak.load is not None
         told = {
             "swarms": soak.swarms, "prompts": soak.prompts, "errors": soak.errors, "failures": soak.failures,
+            "unusual": soak.unusual,
             "raw_events": soak.load.events, "raw_flushes": soak.load.flushes,
             "zombies": sum(log.fenced for log in soak.load.streams),
         }  # fmt: skip

@@ -245,7 +245,7 @@ async def _check(home: Path, notes: Path) -> list[str]:
         f"{sum(row[5] for row in rows)} interruptions; "
         f"{len(told['prompts'])} prompts {dict(Counter(str(one['state']) for one in told['prompts']))}; "
         f"raw {told['raw_events']} events, {told['raw_flushes']} flushes, {told['zombies']} zombies; "
-        f"errors on the way {told['errors']}"
+        f"errors on the way {told['errors']} {told['unusual']}"
     )
     for stream, log in after.logs.items():
         types = Counter(json.loads(line)["type"] for line in log.lines)
