@@ -160,6 +160,11 @@ async def test_two_processes_write_one_database_and_each_is_killed(tmp_path: Pat
     second = await _writer(tmp_path, "b", "s3", "s4")
     await _follow(first, told, 12)
     await _follow(second, told, 9)
+    for _ in range(10):
+        for session in told:
+            found = lines_in(tmp_path, Stream(session, "main"))
+            assert found == [line(seq, text=f"n{seq}") for seq in range(len(found))], "read beside its writer"
+            assert len(found) >= told[session]
     await _kill(first, told)
     third = await _writer(tmp_path, "c", "s1", "s2")
     await _follow(second, told, 9)
@@ -238,6 +243,86 @@ async def test_a_database_that_may_not_grow_refuses_and_goes_on_when_it_may(tmp_
     transactions._throw_away(sqlite3.OperationalError())
     assert ok(await store.append([notes(stored, stored + 100)], sync=True)).durable == stored + 100
     assert (await store.verify(MAIN)).ok
+    await store.close()
+
+
+class _Failing:
+    """A connection whose next commit fails: after it was done, or instead of it."""
+
+    def __init__(self, inner: sqlite3.Connection, *, done: bool) -> None:
+        self._inner = inner
+        self._done = done
+
+    def execute(self, sql: str, *facts: Any) -> Any:
+        if sql == "COMMIT":
+            if self._done:
+                self._inner.execute(sql)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return self._inner.execute(sql, *facts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_what_became_of_a_failed_commit_is_found_out(tmp_path: Path, done: bool) -> None:
+    """Everything is there exactly once, whichever way the commit went that failed."""
+    home = SqliteHome(tmp_path / "home", syncs=False)
+    store = await home.open()
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    ok(await store.append([notes(0, 3)], sync=True))
+    transactions = store._shards[0].transactions
+
+    def fail() -> None:
+        connection = transactions._connection
+        assert connection is not None
+        transactions._connection = _Failing(connection, done=done)  # type: ignore[assignment]
+
+    fail()
+    document, grant, *appended = await asyncio.gather(
+        store.write_document("s1", {"v": 1}, grant=1, nonce="n", revision=0),
+        store.open_writer(header(Stream("s1", "agent-1")), "w1"),
+        store.append([notes(3, 6)], sync=True),
+        store.append([notes(6, 8)], sync=False),
+    )
+    assert (document, grant.epoch, grant.next_seq) == (1, 1, 0)
+    assert [ok(answer).written for answer in appended] == [6, 8]
+    assert not transactions._suspect, "all was written again before anything was acknowledged"
+    fail()
+    await store.close_writer(MAIN, 1, "w")
+    assert (await store.open_writer(MAIN, "w2")).epoch == 2
+    fail()
+    copy = Stream("s1", "copy")
+    assert (await store.fork(MAIN, 5, header(copy), "f")).next_seq == 5
+    fail()
+    await store.remove("s1")
+    with pytest.raises(KimiRayError) as caught:
+        await store.read_from(copy, 0)
+    assert caught.value.code == "store.deleted"
+    await store.close()
+
+
+async def test_a_failing_database_acknowledges_nothing(tmp_path: Path) -> None:
+    home = SqliteHome(tmp_path / "home", syncs=False)
+    store = await home.open()
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    transactions = store._shards[0].transactions
+    connect = transactions._connect
+    transactions._connect = lambda: _Failing(connect(), done=False)  # type: ignore[assignment, return-value]
+    transactions._throw_away(sqlite3.OperationalError())
+    answers = await store.append([notes(0, 3)], sync=True)
+    assert (code(answers[0]), answers[0].durable) == ("store.io_failed", 0)
+    assert answers[0].error is not None and answers[0].error["retryable"]
+    with pytest.raises(KimiRayError) as caught:
+        await store.write_document("s1", {"v": 1}, grant=1, nonce="n", revision=0)
+    assert caught.value.code == "store.io_failed"
+    transactions._connect = connect
+    assert ok(await store.append([notes(0, 3)], sync=True)).durable == 3
+    assert await store.write_document("s1", {"v": 1}, grant=1, nonce="n", revision=0) == 1
     await store.close()
 
 
