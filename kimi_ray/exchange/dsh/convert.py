@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kimi_ray.errors import LogError
 from kimi_ray.events import CORE, SessionEvent, encode, parse_event
-from kimi_ray.exchange.dsh.lossless import within_rule
+from kimi_ray.exchange.dsh.lossless import text_of, within_rule
 from kimi_ray.exchange.dsh.model import Event, JsonObject
 from kimi_ray.exchange.dsh.payloads import PAYLOADS, Context
 from kimi_ray.exchange.dsh.vocabulary import KNOWN_TYPES, SURFACE_TYPES
@@ -38,7 +38,7 @@ class Conversion:
 
     @property
     def digest(self) -> str:
-        """Of the events converted so far: equal for an unchanged source."""
+        """Of the originals of the events converted so far: equal for an unchanged source, however we convert it."""
         return self._digest.hexdigest()
 
     def convert(self, event: Event) -> SessionEvent:
@@ -54,7 +54,7 @@ class Conversion:
             body["ignorable"] = True
         made = self._event(body)
         self._context.follow(event)
-        self._digest.update(made.line + b"\n")
+        self._digest.update(text_of(event).encode(errors="surrogatepass") + b"\n")
         return made
 
     def _payload(self, event: Event) -> tuple[str, JsonObject, bool]:
