@@ -42,6 +42,8 @@ class SessionDocument:
         self._heard_at = 0
         self._version = 0
         self._written = -1 if revision == 0 else 0
+        self._unsure = 0
+        """Writes since the last good one whose outcome is not known: each may have made a revision."""
         self._lock = asyncio.Lock()
         self._lazy: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -107,11 +109,28 @@ class SessionDocument:
             if self._written >= wanted:
                 return
             version, value = self._version, self.snapshot()
-            self._revision = await self._write(value, self._revision)
+            self._revision = await self._write_over(value)
             self._written = version
             self.last_error = None
             for listener in tuple(self._listeners):
                 listener(value)
+
+    async def _write_over(self, value: Value) -> int:
+        while True:
+            try:
+                revision = await self._write(value, self._revision)
+            except KimiRayError as error:
+                if error.code != "store.conflict":
+                    self._unsure += 1
+                    raise
+                stored = error.details.get("revision")
+                if type(stored) is not int or not 0 < stored - self._revision <= self._unsure:
+                    raise
+                # A write of ours that failed did happen: nobody else writes under our grant.
+                self._revision, self._unsure = stored, 0
+            else:
+                self._unsure = 0
+                return revision
 
     def _changed(self) -> None:
         self._version += 1

@@ -204,3 +204,50 @@ def test_a_stored_document_is_completed_and_a_newer_one_refused() -> None:
     with pytest.raises(SessionError) as caught:
         loaded_document("s", {"version": 2})
     assert caught.value.code == "session.version_unsupported"
+
+
+class LosingDisk(Disk):
+    """A disk whose answer is lost now and then, before or after it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lose: list[str] = []
+
+    async def write(self, value: dict[str, Any], revision: int) -> int:
+        how = self.lose.pop(0) if self.lose else "never"
+        if how == "before":
+            raise StoreError("away", code="store.unavailable", retryable=True)
+        if revision != self.revision:
+            details = {"revision": self.revision, "expected": revision}
+            raise StoreError("at another revision", code="store.conflict", details=details, retryable=True)
+        await super().write(value, revision)
+        if how == "after":
+            raise StoreError("no space for the sync of the directory", code="store.disk_full", retryable=True)
+        return self.revision
+
+
+@pytest.mark.parametrize("lost", [["after"], ["before"], ["after", "before"], ["before", "after", "before"]])
+async def test_a_write_that_happened_though_it_failed_does_not_stop_those_after_it(lost: list[str]) -> None:
+    disk = LosingDisk()
+    document = made(disk)
+    await document.flush()
+    disk.lose = list(lost)
+    for n in range(len(lost)):
+        with pytest.raises(StoreError):
+            await document.update({"tags": {f"t{n}": "x"}})
+    value = await document.update({"title": "at last"})
+    assert disk.values[-1] == value and set(value["tags"]) == {f"t{n}" for n in range(len(lost))}
+    assert document.revision == disk.revision
+    await document.update({"title": "and again"})
+    await document.close()
+
+
+async def test_a_conflict_without_an_unknown_outcome_is_told() -> None:
+    disk = LosingDisk()
+    document = made(disk)
+    await document.flush()
+    disk.revision += 3  # somebody else wrote
+    for _ in range(5):
+        with pytest.raises(StoreError) as caught:
+            await document.update({"title": "mine"})
+        assert caught.value.code == "store.conflict" and len(disk.values) == 1
