@@ -261,7 +261,7 @@ MUTATIONS = (
 
 
 @pytest.mark.parametrize(
-    ("number", "mutation"), enumerate(MUTATIONS), ids=[mutation.mutate.__name__ for mutation in MUTATIONS]
+    ("number", "mutation"), list(enumerate(MUTATIONS)), ids=[mutation.mutate.__name__ for mutation in MUTATIONS]
 )
 def test_no_mutation_survives(monkeypatch: pytest.MonkeyPatch, number: int, mutation: Mutation) -> None:
     compression = "zstd" if number % 2 else "none"
