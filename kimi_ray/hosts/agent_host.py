@@ -346,6 +346,9 @@ class AgentHost:
         return scope
 
     async def _close_one(self, stream: Stream, force: bool) -> Ack:
+        coming = self._opening.get(stream)
+        if coming is not None:
+            await asyncio.wait([coming])  # or it would live on, and nobody know of it
         agent = self._agents.get(stream)
         if agent is None:
             return Ack(stream)

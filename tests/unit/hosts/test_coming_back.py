@@ -102,3 +102,28 @@ async def test_a_fenced_agent_that_ends_slowly_does_not_take_its_successor_along
     assert (await ended(place.peer(), stream, "q")).result.state == "completed"
     await place.peer().call("flush", [stream], timeout_s=10)
     assert [event.type for event in checked(await place.lines())].count("prompt/completed") == 3
+
+
+async def test_an_agent_that_is_just_coming_to_life_is_closed_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = core_of(place)
+    open_log, gate, asked = core._opener.open, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        asked.set()
+        await gate.wait()
+        return await open_log(*args, **options)
+
+    monkeypatch.setattr(core._opener, "open", slow)
+    coming = asyncio.create_task(place.peer().call("run_many", [RunRequest(place.spec(), ())], timeout_s=20))
+    async with asyncio.timeout(5):
+        await asked.wait()
+    closing = asyncio.create_task(place.peer().call("close_agents", [place.stream("main")], False, timeout_s=20))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    gate.set()
+    await coming
+    assert [ack.error for ack in await closing] == [None]
+    assert (await place.peer().call("ping", timeout_s=5))["agents"] == 0
