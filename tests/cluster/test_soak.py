@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.store import open_store
-from kimi_ray.store.jsonl import JsonlStore
+from kimi_ray.store.backend import open_store_for_writing
 from kimi_ray.store.seam import StoreOptions, Stream
 from tests.cluster.soak_models import EFFECTS
 from tests.cluster.test_local_sh import Cluster, free_base_port
@@ -41,6 +41,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 CLOCKS_MS = {1: 60_000, 2: -60_000}
 """How far each worker node's clock is off; a node that comes later has that of the one it replaces."""
+WAYS: dict[str, dict[str, Any]] = {"plain": {}, "zstd": {"compression": "zstd"}, "sqlite": {"backend": "sqlite"}}
+"""How the logs are stored: the seed chooses, or ``KIMI_RAY_TEST_SOAK_WAY``."""
 DISK_MB = 512
 FULL_S, FULL_SHORT_S = 8.0, 2.0
 STOPPED_S = 40.0
@@ -174,6 +176,8 @@ def cluster(tmp_path: Path, disk: tuple[Path, bool]) -> Iterator[Cluster]:
 async def test_everything_at_once(cluster: Cluster, disk: tuple[Path, bool], tmp_path: Path, budget: Any) -> None:
     seconds = float(os.environ.get("KIMI_RAY_TEST_SOAK_S") or 0)
     place, may_fill = disk
+    chosen = os.environ.get("KIMI_RAY_TEST_SOAK_WAY") or random.Random(f"{budget.seed}:way").choice(list(WAYS))
+    way = WAYS[chosen]
     home, notes = place / "home", tmp_path / "notes"
     base = free_base_port(7 * 30)
     up = await asyncio.to_thread(cluster.run, "up", "1", "--base-port", str(base), "--num-cpus", "2")
@@ -188,7 +192,7 @@ async def test_everything_at_once(cluster: Cluster, disk: tuple[Path, bool], tmp
         "items": 24 if seconds else 12,
         "config": {
             "fs_spec": f"sync_delay_ms=10{fails}", "hosts_per_node": 2, "lease_timeout_s": 60, "store_timeout_s": 90,
-            "close_timeout_s": 60,
+            "close_timeout_s": 60, **way,
         },
     }  # fmt: skip
     driver = await asyncio.create_subprocess_exec(
@@ -214,22 +218,22 @@ async def test_everything_at_once(cluster: Cluster, disk: tuple[Path, bool], tmp
         if driver.returncode is None:
             driver.kill()
             await driver.communicate()
-    print(out.decode(), "disturbances", dict(disturber.done))
+    print(out.decode(), chosen, "disturbances", dict(disturber.done))
     cluster.run("down")
     (tmp_path / "failed").touch()
-    problems = await _check(home, notes)
+    problems = await _check(home, notes, way)
     assert problems == []
     assert driver.returncode == 0, err.decode()[-5000:]
     (tmp_path / "failed").unlink()
 
 
-async def _check(home: Path, notes: Path) -> list[str]:
+async def _check(home: Path, notes: Path, way: dict[str, Any]) -> list[str]:
     """Everything that is not as it must be."""
     told = json.loads((notes / "told.json").read_text())
     journals = [notes / "driver", notes / "raw", *notes.glob("effects-*")]
     found = check_home(home, journals, running=True)
     print("as left:", found.summary())
-    await _touch_all(home)
+    await _touch_all(home, way)
     after = check_home(home, journals)
     print("opened again:", after.summary())
     problems = [*found.violations, *after.violations, *told["failures"]]
@@ -257,9 +261,9 @@ async def _check(home: Path, notes: Path) -> list[str]:
     return problems
 
 
-async def _touch_all(home: Path) -> None:
+async def _touch_all(home: Path, way: dict[str, Any]) -> None:
     """What the next start does with every log."""
-    store = await JsonlStore.open(str(home), StoreOptions(claim_timeout_s=5))
+    store = await open_store_for_writing(str(home), StoreOptions(claim_timeout_s=5, **way))
     try:
         for listed in await open_store(home).list():
             await store.load(Stream(*listed.stream), is_live=False)
