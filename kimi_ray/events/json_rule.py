@@ -118,6 +118,9 @@ def _freeze_plain(value: Any, kind: type, depth: int, room: list[int]) -> Any:
             if frozen is _BROKEN:
                 return _BROKEN
             put(made, key, frozen)
+        elif inner is int:
+            if not _INT_MIN <= item <= _INT_MAX:
+                return _BROKEN
         elif not _is_sound(item, inner):
             return _BROKEN
     return made

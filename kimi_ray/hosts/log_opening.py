@@ -101,7 +101,12 @@ class LogOpener:
         if is_new:
             fold, log = AgentFold(), EventLog(parse_header(spec.header), max_event_bytes=self._config.max_event_bytes)
         else:
-            preparation = await self._prepared.prepare(stream, grant)
+            try:
+                preparation = await self._prepared.prepare(stream, grant)
+            except BaseException:
+                # Nobody will write under this grant: the log is as cold as it was.
+                await asyncio.shield(self._return_unused(shard, stream, grant, spec.nonce))
+                raise
             log, fold = preparation.log, preparation.fold
         controller = WriteController(
             stream,
@@ -157,6 +162,12 @@ class LogOpener:
             raise
         finally:
             self._put_by(opened, stored=stored)
+
+    async def _return_unused(self, shard: int, stream: Stream, grant: WriterGrant, nonce: str) -> None:
+        try:
+            await self._returns.add(shard, (stream, grant.epoch, nonce))
+        except KimiRayError:
+            pass  # why the log could not be opened is what the caller hears
 
     async def _close_grant(self, opened: OpenedLog, *, force: bool) -> bool:
         controller = opened.controller

@@ -226,9 +226,10 @@ class EventLog:
                 veto(event)
             self._next_seq += 1
             self._last = event
-            self.order.apply(event)
-            if type == "log/end-seed":
-                self.last_end_seed = event.seq
+            if type in FOLLOWED:
+                self.order.apply(event)
+                if type == "log/end-seed":
+                    self.last_end_seed = event.seq
             if plan is not None:
                 self.replaced = self.surface.apply(plan)
                 if self.replaced:

@@ -11,6 +11,18 @@ from kimi_ray.events import SessionEvent
 
 _IN_STEP = frozenset({"assistant/chunk", "assistant/message", "tool/call", "tool/result", "llm/retry", "llm/response"})
 
+_CHECKED = _IN_STEP | {
+    "turn/start",
+    "turn/end",
+    "step/start",
+    "step/end",
+    "surface/cut",
+    "request/header",
+    "todo/write",
+    "compaction/start",
+    "compaction/end",
+}
+
 FOLLOWED = frozenset(
     {
         "turn/start",
@@ -59,6 +71,8 @@ class Order:
             LogError: ``log.out_of_order``.
         """
         kind, data = event.type, event.data
+        if kind not in _CHECKED:
+            return
         if kind in _IN_STEP:
             if kind == "tool/result" and event.replaced is not None:
                 if self.open_turn is None:

@@ -33,6 +33,7 @@ from kimi_ray.store.batch_rows import (
 from kimi_ray.store.window import ReadAt, Window
 
 LOG_VERSION = 1
+LOG_ENCODING = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,15 @@ def parse_header(line: bytes, file: str) -> dict[str, Any]:
         raise corrupt(file, 0, 0, "the first line is not a header")
     header = cast("dict[str, Any]", value)
     version = header.get("version")
-    if isinstance(version, int | float) and not isinstance(version, bool) and version != LOG_VERSION:
-        newer = version > LOG_VERSION
-        raise LogError(
-            f"{file} has log version {version}; this program reads version {LOG_VERSION}",
-            code="log.version_unsupported",
-            hint="upgrade the program" if newer else "no program reads this version any more",
-            details={"file": file, "version": version},
-        )
+    for what, found, known in (("version", version, LOG_VERSION), ("encoding", header.get("enc"), LOG_ENCODING)):
+        if isinstance(found, int | float) and not isinstance(found, bool) and found != known:
+            newer = found > known
+            raise LogError(
+                f"{file} has log {what} {found}; this program reads {what} {known}",
+                code="log.version_unsupported",
+                hint="upgrade the program" if newer else f"no program reads this {what} any more",
+                details={"file": file, "version": version, what: found},
+            )
     if header.get("type") != "log" or type(version) is not int:
         raise corrupt(file, 0, 0, "the first line is not a header")
     return header

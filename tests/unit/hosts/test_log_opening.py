@@ -150,6 +150,27 @@ async def test_what_cannot_be_read_is_refused_by_type_seq_and_file(place: Place,
     if code == "log.unknown_type":
         assert "new/thing" in error.message and error.details["seq"] == 1
     assert (await place.store.call("read_raw", place.stream("main"), timeout_s=10)).startswith(raw)
+    report = await place.store.call("verify", place.stream("main"), timeout_s=10)
+    assert report.ok and report.events == 2 and report.closed and report.epoch == 2
+
+
+@pytest.mark.parametrize(("key", "hint"), [("version", "upgrade"), ("enc", "upgrade")])
+@pytest.mark.parametrize("value", [2, 0])
+async def test_another_version_is_refused_before_anything_is_written(
+    place: Place, key: str, hint: str, value: int
+) -> None:
+    header = {**(place.spec("main").header or {}), key: value}
+    (grant,) = await place.store.call("open_writers", [(header, "w", None)], timeout_s=10)
+    row = make_event(0, 1, "note/added", {"text": "x"}, ignorable=True).line + b"\n"
+    batch = Batch(place.stream("main"), grant.epoch, "w", 0, row, (len(row),), (1,))
+    await place.store.call("append", pack_call([batch], sync=True), timeout_s=10, group="store")
+    await place.store.call("close_writers", [(place.stream("main"), grant.epoch, "w")], timeout_s=10)
+    before = await place.store.call("read_raw", place.stream("main"), timeout_s=10)
+    (ack,) = await place.peer().call("run_many", [RunRequest(place.spec(new=False), ())], timeout_s=20)
+    error = KimiRayError.from_data(ack.error)
+    assert error.code == "log.version_unsupported"
+    assert (hint if value == 2 else "any more") in (error.hint or "")
+    assert await place.store.call("read_raw", place.stream("main"), timeout_s=10) == before
 
 
 async def test_an_ignorable_unknown_event_is_kept_byte_for_byte(place: Place) -> None:
