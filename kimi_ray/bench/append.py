@@ -20,10 +20,13 @@ from typing import Any, Literal
 from kimi_ray.bench.event_streams import append_small
 from kimi_ray.bench.floor import StoredStream, plain_writes
 from kimi_ray.bench.host_logs import HostLogs, bench_runtime, disk_bytes
+from kimi_ray.bench.large_log import PROFILE
 from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
+from kimi_ray.bench.workload import PLAIN_MODEL
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.agent_services import OpenedLog
+from kimi_ray.runtime import Runtime
 from kimi_ray.store import open_store
 
 WARM_UP_SESSIONS = 2
@@ -80,6 +83,7 @@ async def bench_append(
         settings["fs_spec"] = f"sync_delay_ms={sync_delay_ms:g}"
     total = sessions * events
     async with bench_runtime(address, directory, settings) as runtime:
+        await _settle(runtime)
         host = HostLogs(runtime)
         warm = _Run([await host.create() for _ in range(WARM_UP_SESSIONS)])
         await warm.append(flush_every, flush_every)
@@ -136,6 +140,13 @@ async def bench_append(
             "syncs": counters["syncs"] / repeats,
         },
     )
+
+
+async def _settle(runtime: Runtime) -> None:
+    """Have the runtime's own hosts up and idle: the start of their processes would be measured."""
+    session = await runtime.workspace(runtime.config.home).create_session(profile=PROFILE, model=PLAIN_MODEL)
+    await session.close()
+    await runtime.connection.actor_calls()
 
 
 def _floor(run: _Run, events: int, flush_every: int, sync_delay_ms: float, directory: str | None) -> float:
