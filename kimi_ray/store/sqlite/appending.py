@@ -9,11 +9,13 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.store.admission import checked_payload, rows_after_overlap
 from kimi_ray.store.layout import not_found
 from kimi_ray.store.refusals import grant_fenced
-from kimi_ray.store.seam import Batch
+from kimi_ray.store.seam import Batch, LogView, Stream
 from kimi_ray.store.sqlite.catalogue import find_stream, read_head, refuse_removed, write_head
 from kimi_ray.store.sqlite.failures import FAILURES, corrupt_row, is_damage, store_error
+from kimi_ray.store.sqlite.granting import Granter
 from kimi_ray.store.sqlite.paging import read_lines
 from kimi_ray.store.sqlite.schema import Head, row_crc, row_id
+from kimi_ray.store.survey import closer_rows
 
 Written = int | KimiRayError
 """The seq after the last written event of the batch's log, or why the batch was refused."""
@@ -38,6 +40,31 @@ def append_batches(connection: Connection, file: str, batches: list[Batch]) -> l
             answers.append(error if isinstance(error, KimiRayError) else store_error(error, file))
         connection.execute("RELEASE batch")
     return answers
+
+
+def close_turn(connection: Connection, granter: Granter, stream: Stream, view: LogView, nonce: str) -> int | None:
+    """Close the open turn that ``view`` shows, under a grant of its own that is given back at once.
+
+    Returns:
+        The epoch of that grant, or None when the log has grown meanwhile.
+
+    Raises:
+        StoreError: ``store.corrupt``, ``store.deleted``, ``store.not_found``.
+    """
+    head = granter.present(connection, stream)
+    if head.nonce == nonce:
+        return head.epoch  # a first try was committed after all
+    if head.next_seq != view.cut:
+        return None
+    rows = closer_rows(view.closers)
+    epoch = granter.next_epoch(connection, head, nonce).epoch
+    _append(
+        connection,
+        granter.file,
+        Batch(stream, epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows), closing=True),
+    )
+    granter.close(connection, stream, epoch, nonce)
+    return epoch
 
 
 def _append(connection: Connection, file: str, batch: Batch) -> int:

@@ -11,6 +11,7 @@ from kimi_ray.settings import Durability
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.faults import FaultyFs
 from kimi_ray.store.fs import Fs
+from kimi_ray.store.reserve import Reserve
 from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.connections import Readers, checkpoint, connect_writer
 from kimi_ray.store.sqlite.database_file import DatabaseFile
@@ -34,6 +35,7 @@ class Shard:
         directories: Directories,
         durability: Durability,
         writer: str,
+        reserve: Reserve,
         *,
         sync_interval_s: float,
     ) -> None:
@@ -44,6 +46,7 @@ class Shard:
             directories: Makes the directory.
             durability: Of its commits.
             writer: Names the lock of this process.
+            reserve: As in ``Transactions``.
             sync_interval_s: As in ``Transactions``.
         """
         self.file = file
@@ -58,6 +61,7 @@ class Shard:
             file,
             durability,
             self._open,
+            reserve,
             sync_interval_s=sync_interval_s,
             # SQLite syncs its files itself: of files that are slow on purpose only the delay is taken over.
             sync_delay_s=lambda: fs.sync_delay_s if isinstance(fs, FaultyFs) else 0.0,

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.layout import Layout, check_id
 from kimi_ray.store.owners import Owners
 from kimi_ray.store.refusals import document_conflict, turn_open
+from kimi_ray.store.reserve import reserve_of
 from kimi_ray.store.seam import (
     AppendResult,
     Batch,
@@ -46,7 +48,7 @@ from kimi_ray.store.seam import (
 )
 from kimi_ray.store.sessions_held import SessionsHeld, target_of
 from kimi_ray.store.sharding import shard_of
-from kimi_ray.store.sqlite.appending import Written, append_batches
+from kimi_ray.store.sqlite.appending import Written, append_batches, close_turn
 from kimi_ray.store.sqlite.catalogue import place_session, refuse_removed, write_session
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.forking import fork_log
@@ -58,7 +60,6 @@ from kimi_ray.store.sqlite.reader import SqliteReader
 from kimi_ray.store.sqlite.schema import Head
 from kimi_ray.store.sqlite.shard import Shard
 from kimi_ray.store.stream_table import StreamTable
-from kimi_ray.store.survey import closer_rows
 from kimi_ray.store.sweep import sweep_blobs
 
 R = TypeVar("R")
@@ -77,6 +78,7 @@ class SqliteStore:
         self._mode = options.durability
         self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store-io")
         layout = Layout(fs, home)
+        reserve = reserve_of(fs, home, options)
         directories = Directories(fs, home, durable=durable)
         self._owners = Owners(fs, layout, directories, durable=durable, boot=boot)
         self._claims = Claims(self._owners, options.claim_timeout_s)
@@ -89,11 +91,12 @@ class SqliteStore:
                 directories,
                 options.durability,
                 self._owners.writer,
+                reserve,
                 sync_interval_s=interval_s,
             )
             for number in range(identity.shards)
         ]
-        self._blobs = Blobs(fs, layout, directories, durable=durable)
+        self._blobs = Blobs(fs, layout, directories, durable=durable, reserve=reserve)
         self._reader = SqliteReader(self._shards, identity, self._blobs)
         self._places = Places()
         self._streams: StreamTable[HeldLog] = StreamTable(
@@ -202,7 +205,7 @@ class SqliteStore:
             return revision + 1
 
         return await self._sessions.write_document(
-            session_id, grant, nonce, lambda: shard.transactions.run(write, size=len(data))
+            session_id, grant, nonce, lambda: shard.transactions.run(write, size=len(data), closing=True)
         )
 
     async def remove(self, session_id: str) -> None:
@@ -213,7 +216,9 @@ class SqliteStore:
             self._streams.drop_session(session_id, removed=True)
             place = self._places.find(session_id)
             run = shard.transactions.run
-            for number in await run(lambda c: mark_removed(c, shard.file.path, session_id, place)):
+            marked = await run(lambda c: mark_removed(c, shard.file.path, session_id, place), closing=True)
+            self._streams.drop_session(session_id, removed=True)  # an append in flight may have loaded one again
+            for number in marked:
                 while await run(lambda c, number=number: delete_some(c, number), sync=False):
                     pass
             self._places.forget(session_id)
@@ -258,7 +263,8 @@ class SqliteStore:
                 )
                 try:
                     head, header = await shard.transactions.run(
-                        lambda connection: (grant(connection, granter), granter.header(connection, stream))
+                        lambda connection: (grant(connection, granter), granter.header(connection, stream)),
+                        closing=True,
                     )
                 except BaseException:
                     await self._streams.drop(stream)
@@ -282,17 +288,18 @@ class SqliteStore:
         if missing:
             logs.update(zip(missing, await asyncio.gather(*map(self._for_append, missing)), strict=True))
         answers: list[AppendResult | None] = [None] * len(batches)
-        by_shard: dict[int, list[int]] = {}
+        jobs: dict[tuple[int, bool], list[int]] = {}
         for index, batch in enumerate(batches):
             log = logs[batch.stream]
             if isinstance(log, KimiRayError):
                 answers[index] = AppendResult(batch.stream, 0, 0, log.to_data())
             else:
-                by_shard.setdefault(shard_of(batch.stream.session_id, self._identity.shards), []).append(index)
+                shard = shard_of(batch.stream.session_id, self._identity.shards)
+                jobs.setdefault((shard, batch.closing), []).append(index)
         await asyncio.gather(
             *(
                 self._append_to(self._shards[number], indexes, batches, logs, answers, sync=sync)
-                for number, indexes in by_shard.items()
+                for (number, _), indexes in jobs.items()
             )
         )
         return [answer for answer in answers if answer is not None]
@@ -318,8 +325,9 @@ class SqliteStore:
     ) -> None:
         mine = [batches[index] for index in indexes]
         transactions = shard.transactions
+        append = partial(append_batches, file=shard.file.path, batches=mine)
         size = sum(len(batch.payload) for batch in mine)
-        future = transactions.submit(lambda c: append_batches(c, shard.file.path, mine), sync=sync, size=size)
+        future = transactions.submit(append, sync=sync, size=size, closing=mine[0].closing)
         found: list[Written]
         try:
             # What was accepted is finished, also when the caller goes away.
@@ -351,7 +359,9 @@ class SqliteStore:
         shard = self._shard(stream.session_id)
         granter = self._granter(shard)
         async with self._claims.holding(stream.session_id):
-            await shard.transactions.run(lambda connection: granter.close(connection, stream, epoch, nonce))
+            await shard.transactions.run(
+                lambda connection: granter.close(connection, stream, epoch, nonce), closing=True
+            )
             with log.lock:
                 if (log.epoch, log.nonce) == (epoch, nonce):
                     log.closed, log.granted_here = True, False
@@ -366,33 +376,20 @@ class SqliteStore:
             if view.closers:
                 raise turn_open(stream, view)
             return view
+        shard = self._shard(stream.session_id)
+        granter = self._granter(shard)
         async with self._claims.holding(stream.session_id):
-            view = await self.inspect(stream)
-            _, head = await self._run(self._reader.head, stream)
-            if not view.closers:
-                return view
-            if not head.closed and is_live is not False:
-                raise turn_open(stream, view)
-            async with self._closing_turns:
-                return await self._close_turn(stream)
-
-    async def _close_turn(self, stream: Stream) -> LogView:
-        """Close the open turn under a grant of its own: what came before the grant is looked at under it."""
-        nonce = new_ulid()
-        grant = await self.open_writer(stream, nonce)
-        try:
-            view = await self.inspect(stream)
-            if view.closers:
-                rows = closer_rows(view.closers)
-                batch = Batch(
-                    stream, grant.epoch, nonce, view.cut, b"".join(rows), tuple(map(len, rows)), (1,) * len(rows)
-                )
-                answer = (await self.append([batch], sync=True))[0]
-                if answer.error is not None:
-                    raise KimiRayError.from_data(answer.error)
-        finally:
-            await self.close_writer(stream, grant.epoch, nonce)
-        return LogView(view.header, view.next_seq, grant.epoch, view.closers, view.cut)
+            while True:
+                view = await self.inspect(stream)
+                if not view.closers:
+                    return view
+                _, head = await self._run(self._reader.head, stream)
+                if not head.closed and is_live is not False:
+                    raise turn_open(stream, view)
+                close = partial(close_turn, granter=granter, stream=stream, view=view, nonce=new_ulid())
+                epoch = await shard.transactions.run(close, closing=True)
+                if epoch is not None:
+                    return LogView(view.header, view.next_seq, epoch, view.closers, view.cut)
 
     async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
         """See ``Store.fork``."""

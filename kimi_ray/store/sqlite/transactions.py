@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.settings import Durability
+from kimi_ray.store.reserve import Reserve
 from kimi_ray.store.sqlite.connections import checkpoint, set_sync, sync_level
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.failures import FAILURES, is_damage, store_error
@@ -33,6 +34,8 @@ MAX_GROUP_JOBS = 2000
 CHECKPOINT_PAGES = 4000
 TRUNCATE_ABOVE_BYTES = 64 << 20
 _TRY_AGAIN_BYTES = 16 << 20
+_PAGES_BESIDES = 64 << 10
+"""What a transaction writes beside the bytes of its rows."""
 _IDLE_S = 1.0
 _CHECKPOINT_WAIT_S = 0.2
 
@@ -40,13 +43,14 @@ Work = Callable[[sqlite3.Connection], R]
 
 
 class _Job(Generic[R]):
-    __slots__ = ("error", "future", "result", "size", "sync", "work")
+    __slots__ = ("closing", "error", "future", "result", "size", "sync", "work")
 
-    def __init__(self, work: Work[R], future: asyncio.Future[R], size: int, *, sync: bool) -> None:
+    def __init__(self, work: Work[R], future: asyncio.Future[R], size: int, *, sync: bool, closing: bool) -> None:
         self.work = work
         self.future = future
         self.size = size
         self.sync = sync
+        self.closing = closing
         self.result: R | None = None
         self.error: KimiRayError | None = None
 
@@ -59,6 +63,7 @@ class Transactions:
         file: DatabaseFile,
         durability: Durability,
         connect: Callable[[], sqlite3.Connection],
+        reserve: Reserve,
         *,
         sync_interval_s: float,
         sync_delay_s: Callable[[], float] = lambda: 0.0,
@@ -68,6 +73,7 @@ class Transactions:
             file: The database.
             durability: What a commit that is waited for survives.
             connect: Opens the writing connection, ready for use; in the writer's thread.
+            reserve: Space for what ends something, when the disk is full.
             sync_interval_s: Seconds after which commits are synced that nobody waits for.
             sync_delay_s: Seconds that a synced commit takes in addition, for tests and benches of slow disks.
         """
@@ -75,6 +81,7 @@ class Transactions:
         self._sync_delay_s = sync_delay_s
         self._durability: Durability = durability
         self._connect = connect
+        self._reserve = reserve
         self._interval = sync_interval_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-sqlite-{file.shard}")
         self._connection: sqlite3.Connection | None = None
@@ -101,7 +108,7 @@ class Transactions:
         """Payload bytes that wait to be written."""
         return sum(job.size for job in self._waiting)
 
-    async def run(self, work: Work[R], *, sync: bool = True, size: int = 0) -> R:
+    async def run(self, work: Work[R], *, sync: bool = True, size: int = 0, closing: bool = False) -> R:
         """What ``work`` returns, committed (and synced); a cancelled caller still waits until it has ended.
 
         Args:
@@ -109,11 +116,12 @@ class Transactions:
                 did.
             sync: Whether the answer may come only when it is durable.
             size: Payload bytes, for the bound of a group.
+            closing: It ends something, and may use the reserve when the disk is full.
 
         Raises:
             KimiRayError: What ``work`` raised (then it changed nothing), or why nothing could be committed.
         """
-        future = self.submit(work, sync=sync, size=size)
+        future = self.submit(work, sync=sync, size=size, closing=closing)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -122,7 +130,7 @@ class Transactions:
                 future.exception()
             raise
 
-    def submit(self, work: Work[R], *, sync: bool, size: int) -> asyncio.Future[R]:
+    def submit(self, work: Work[R], *, sync: bool, size: int, closing: bool = False) -> asyncio.Future[R]:
         """As ``run``, but the answer is a future.
 
         Raises:
@@ -131,7 +139,7 @@ class Transactions:
         if self._closed:
             raise StoreError("the store is closed", code="store.closed")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(work, future, size, sync=sync))
+        self._waiting.append(_Job(work, future, size, sync=sync, closing=closing))
         self._kick()
         return future
 
@@ -215,9 +223,8 @@ class Transactions:
             self._throw_away(error)
             if len(group) == 1:
                 group[0].error = store_error(error, self._file.path)
-                if group[0].error.code != "store.corrupt":
-                    self._once_more(group[0])
-                return
+                if group[0].error.code == "store.corrupt":
+                    return
             for job in group:
                 self._once_more(job)
             return
@@ -225,6 +232,7 @@ class Transactions:
         if sync:
             self.synced = self.commits
             self.syncs += self._durability == "disk"
+        self._reserve.keep()
         if self._file.wal_bytes() > self._truncate_at:
             self._truncate()
             self._truncate_at = max(TRUNCATE_ABOVE_BYTES, self._file.wal_bytes() + _TRY_AGAIN_BYTES)
@@ -279,16 +287,25 @@ class Transactions:
 
     def _once_more(self, job: _Job[Any]) -> None:
         try:
-            connection = self._begin(sync=True)
+            if job.closing:
+                self._reserve.spend(job.size + _PAGES_BESIDES, lambda: self._alone(job))
+            else:
+                self._alone(job)
         except KimiRayError as error:
             job.error = error
-            return
+
+    def _alone(self, job: _Job[Any]) -> None:
+        """A transaction of its own.
+
+        Raises:
+            KimiRayError: Why there was none; what the job itself raised is its error.
+        """
+        connection = self._begin(sync=True)
         try:
             self._work(connection, [job], sync=True)
         except FAILURES as error:
             self._throw_away(error)
-            job.error = store_error(error, self._file.path)
-            return
+            raise store_error(error, self._file.path) from error
         self.commits += 1
         self.synced = self.commits
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.store import Store, StoreOptions, Stream, open_store_for_writing
+from kimi_ray.store import RealFs, Store, StoreOptions, Stream, open_store_for_writing
+from kimi_ray.store.reserve import Reserve
 from kimi_ray.store.seam import Batch
 from tests.conformance.store_contract import MAIN, all_lines, batch, header, line
 
@@ -129,7 +130,13 @@ async def test_a_stale_append_by_a_second_connection_is_refused_without_damage(t
         """What another process would commit that missed every claim."""
         file = str(home.database())
         shard = type(store._shards[0])(
-            store._shards[0].file, store._shards[0]._fs, store._shards[0]._directories, "none", "w", sync_interval_s=1
+            store._shards[0].file,
+            store._shards[0]._fs,
+            store._shards[0]._directories,
+            "none",
+            "w",
+            Reserve(RealFs(), "", size=0),
+            sync_interval_s=1,
         )
         try:
             return await shard.transactions.run(lambda c: append_batches(c, file, list(batches)))
