@@ -240,13 +240,15 @@ def _written(log: StreamLog | None) -> tuple[int | None, int | None, int]:
     if log is None or not log.born:
         return None, None, 0
     with log.lock:
+        if log.poisoned is not None:
+            return log.synced, log.durable_seq, log.epoch
         return log.size, log.next_seq, log.epoch
 
 
 def _known(log: StreamLog) -> KnownLog | None:
     """What the writing process knows of a log that has come to be."""
     with log.lock:
-        if not log.born or log.removed:
+        if not log.born or log.removed or log.poisoned is not None:
             return None
         granted = EpochRow(log.epoch, log.next_seq, log.nonce, "", "")
         return KnownLog(log.header, log.next_seq, granted, log.closed, log.turn_from, log.size)

@@ -412,10 +412,18 @@ class StreamLog:
         try:
             fd = tools.fs.open(self.path, os.O_RDWR)
             try:
-                tools.fs.truncate(fd, self.synced)
-                tools.fs.fsync(fd)
-                pwrite_all(tools.fs, fd, b"".join(self.unsynced), self.synced)
-                tools.fs.fsync(fd)
+                if tools.fs.fstat(fd).st_size < self.synced:
+                    raise OSError(errno.ESTALE, "it is shorter than what was synced", self.path)
+                try:
+                    tools.fs.truncate(fd, self.synced)
+                    tools.fs.fsync(fd)
+                    pwrite_all(tools.fs, fd, b"".join(self.unsynced), self.synced)
+                    tools.fs.fsync(fd)
+                except OSError:
+                    # Bytes that may never reach the disk must not be found by the next process: it would take them.
+                    with contextlib.suppress(OSError):
+                        tools.fs.truncate(fd, self.synced)
+                    raise
             finally:
                 tools.fs.close(fd)
         except OSError as error:

@@ -51,7 +51,7 @@ class Window:
             if end >= 0:
                 return buffer[at : end + 1]
             have = len(buffer) - at
-            if have >= most:
+            if have >= most or have < size:  # the latter: the file was cut while it was read
                 return None
             size = min(max(have * 4, size * 4), most)
         return None
