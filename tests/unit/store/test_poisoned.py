@@ -17,7 +17,7 @@ from kimi_ray.store.faults import FaultyFs, Rule
 from kimi_ray.store.seam import Store
 from kimi_ray.store.window import Window
 from tests.conformance.simulated_home import SimulatedHome
-from tests.conformance.store_contract import all_lines, code, header, line, notes, ok
+from tests.conformance.store_contract import MAIN, all_lines, code, header, line, notes, ok
 
 
 def wanted(count: int) -> list[bytes]:
