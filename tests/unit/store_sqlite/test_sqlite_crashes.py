@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -246,6 +247,44 @@ async def test_a_database_that_may_not_grow_refuses_and_goes_on_when_it_may(tmp_
     await store.close()
 
 
+async def test_a_sync_with_nothing_to_write_syncs_what_was_found(tmp_path: Path) -> None:
+    """Without a page to write SQLite would sync nothing, and answer at once."""
+    home = SqliteHome(tmp_path / "home")
+    store = await home.open()
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    ok(await store.append([notes(0, 3)], sync=False))
+    await home.kill(store)
+    again = await home.open()
+    ok(await again.append([notes(0, 0)], sync=False))
+    seen: list[str] = []
+    connection = again._shards[0].transactions._connection
+    assert connection is not None
+    connection.set_trace_callback(seen.append)
+    for again_sent in (notes(0, 3), notes(3, 3)):
+        seen.clear()
+        assert ok(await again.append([again_sent], sync=True)).durable == 3
+        assert [text for text in seen if text.startswith("UPDATE store")] and seen[-1] == "COMMIT"
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    connection.set_trace_callback(None)
+    await again.close()
+
+
+async def test_written_events_become_durable_by_themselves(tmp_path: Path) -> None:
+    home = SqliteHome(tmp_path / "home")
+    store = await home.open(extra={"sync_interval_ms": 20})
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    answer = ok(await store.append([notes(0, 3)], sync=False))
+    assert (answer.written, answer.durable) == (3, 0)
+    transactions = store._shards[0].transactions
+    async with asyncio.timeout(20):
+        while transactions.synced < transactions.commits:
+            await asyncio.sleep(0.005)
+    assert ok(await store.append([notes(3, 4)], sync=False)).durable == 3
+    await store.close()
+
+
 class _Failing:
     """A connection whose next commit fails: after it was done, or instead of it."""
 
@@ -353,6 +392,24 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_space(small_disk: P
     assert ok(await store.append([notes(stored, stored + 100)], sync=True)).durable == stored + 100
     assert await all_lines(store) == [line(seq, text=f"n{seq}") for seq in range(stored + 100)]
     await store.close()
+
+
+async def test_what_ends_a_turn_or_a_session_is_written_on_a_full_disk(small_disk: Path) -> None:
+    home = SqliteHome(small_disk / "home")
+    store = await home.open(extra={"reserve_bytes": 300_000})
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    stored, error = await _fill(store, 20_000)
+    assert error["code"] in ("store.disk_full", "store.io_failed"), error
+    last = dataclasses.replace(notes(stored, stored + 2), closing=True)
+    assert ok(await store.append([last], sync=True)).durable == stored + 2
+    assert await store.write_document("s1", {"state": "ended"}, grant=1, nonce="n", revision=0) == 1
+    await store.close_writer(MAIN, 1, "w")
+    refused = await store.append([notes(0, 100, stream=Stream("s1", "agent-1"))], sync=True)
+    assert refused[0].error is not None
+    assert (await store.verify(MAIN)).closed
+    await store.close()
+    assert lines_in(home.path, MAIN) == [line(seq, text=f"n{seq}") for seq in range(stored + 2)]
 
 
 _LIMITED = """
