@@ -21,19 +21,21 @@ class SurfacePlan(NamedTuple):
     """Index of the first node to take out; the number of nodes for an append."""
     end: int
     """Index behind the last node to take out."""
-    unanswered: int
-    """By how many the tool calls without a result grow."""
+    asks: int
+    """Tool calls in the event."""
 
 
 class Surface:
     """The ordered nodes on the surface. ``generation`` rises with every replace."""
 
-    __slots__ = ("_nodes", "_places", "_unanswered", "generation")
+    __slots__ = ("_asking", "_nodes", "_places", "_unanswered", "generation")
 
     def __init__(self) -> None:
         self._nodes: list[SessionEvent] = []
         self._places: dict[int, int] | None = None
         """Seq to index; made at the first replace and kept until a replace shifts the nodes behind it."""
+        self._asking: dict[int, int] = {}
+        """Seq to tool calls, of the nodes that ask for some: their data may be out of memory."""
         self._unanswered = 0
         """Tool calls on the surface less tool results on it."""
         self.generation = 0
@@ -74,7 +76,7 @@ class Surface:
             if event.sources is not None and not event.sources and event.type != "assistant/message":
                 raise _bad(event, "empty sources are for assistant/message only")
             size = len(self._nodes)
-            return SurfacePlan(event, size, size, _unanswered(event))
+            return SurfacePlan(event, size, size, _calls_in(event))
         start, end = self._place_of(event, span[0]), self._place_of(event, span[1]) + 1
         if start >= end:
             raise _bad(event, f"the span {span[0]}..{span[1]} runs backwards on the surface")
@@ -87,18 +89,23 @@ class Surface:
             self._check_result_replace(event, shadowed)
         if event.type == "surface/cut" and not self.is_balanced(start, end):
             raise _bad(event, "the cut splits a tool call from its result")
-        return SurfacePlan(event, start, end, _unanswered(event) - sum(map(_unanswered, shadowed)))
+        return SurfacePlan(event, start, end, _calls_in(event))
 
     def apply(self, plan: SurfacePlan) -> tuple[SessionEvent, ...]:
         """Carry out a plan, which must not be older than the last change; returns the nodes that it took out."""
-        event, start, end, unanswered = plan
-        self._unanswered += unanswered
+        event, start, end, asks = plan
+        if asks:
+            self._asking[event.seq] = asks
+        self._unanswered += self._unanswered_of(event)
         if start == end:
             if self._places is not None:
                 self._places[event.seq] = start
             self._nodes.append(event)
             return ()
         shadowed = tuple(self._nodes[start:end])
+        self._unanswered -= sum(map(self._unanswered_of, shadowed))
+        for node in shadowed:
+            self._asking.pop(node.seq, None)
         shows = event.type != "surface/cut"
         self._nodes[start:end] = [event] if shows else []
         if self._places is not None:
@@ -121,8 +128,11 @@ class Surface:
 
         Counted from the end, so a cut near the end of a long surface costs what it takes out.
         """
-        before_end = self._unanswered - sum(map(_unanswered, self._nodes[end:]))
-        return before_end == 0 and sum(map(_unanswered, self._nodes[start:end])) == 0
+        before_end = self._unanswered - sum(map(self._unanswered_of, self._nodes[end:]))
+        return before_end == 0 and sum(map(self._unanswered_of, self._nodes[start:end])) == 0
+
+    def _unanswered_of(self, node: SessionEvent) -> int:
+        return -1 if node.type == "tool/result" else self._asking.get(node.seq, 0)
 
     def _place_of(self, event: SessionEvent, seq: int) -> int:
         places = self._places
@@ -149,20 +159,17 @@ def tools_balanced(nodes: Iterable[SessionEvent]) -> list[bool]:
     open_calls = 0
     balanced = [True]
     for node in nodes:
-        open_calls += _unanswered(node)
+        open_calls += -1 if node.type == "tool/result" else _calls_in(node)
         if open_calls < 0:
             raise _bad(node, "a tool result stands before its call")
         balanced.append(open_calls == 0)
     return balanced
 
 
-def _unanswered(node: SessionEvent) -> int:
-    """How many more tool calls than results a node has."""
-    if node.type == "tool/result":
-        return -1
-    if node.type != "assistant/message":
+def _calls_in(event: SessionEvent) -> int:
+    if event.type != "assistant/message":
         return 0
-    return sum(1 for block in node.data["message"]["content"] if block["type"] == "tool-call")
+    return sum(1 for block in event.data["message"]["content"] if block["type"] == "tool-call")
 
 
 def _without_content(event: SessionEvent) -> object:
