@@ -286,6 +286,8 @@ class JsonlStore:
             view = self._reader.survey(log.stream, log).view()
             if not view.closers:
                 return view
+            if log.granted_here and not log.closed:
+                raise turn_open(log.stream, view)  # it became live meanwhile
             nonce, rows = new_ulid(), closer_rows(view.closers)
             grant = log.grant(nonce)
             if grant is None:

@@ -178,6 +178,49 @@ class StoreRaces:
         assert (await store.open_writer(MAIN, "w2")).next_seq == 4
         await store.close()
 
+    async def test_a_log_that_becomes_live_while_a_load_waits(self, home: Home) -> None:
+        """A grant that was given is not taken by a load that was asked for when the log was still cold."""
+        for pauses in range(12):
+            session = f"p{pauses}"
+            stream = Stream(session, "main")
+            first = await home.open()
+            await first.open_session(session, "n", workspace_id="wd_x_0123")
+            await first.open_writer(header(stream), "w")
+            ok(await first.append([batch(interrupted_turn(), 0, stream=stream)], sync=True))
+            await home.kill(first)
+            store = await home.open()
+            load = asyncio.create_task(store.load(stream, is_live=False))
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            grant = await store.open_writer(stream, "w2")
+            try:
+                view = await load
+            except KimiRayError as error:
+                assert error.code == "log.turn_open"
+                assert (grant.epoch, grant.next_seq) == (2, 2)
+            else:
+                assert (view.next_seq, grant.next_seq, grant.epoch) == (4, 4, 3), (pauses, view, grant)
+            mine = [line(grant.next_seq, text="mine")]
+            ok(await store.append([batch(mine, grant.next_seq, epoch=grant.epoch, nonce="w2", stream=stream)], sync=True))
+            await store.close()
+
+    async def test_a_load_after_an_inspection_includes_what_came_between(self, home: Home) -> None:
+        """What was read once is known to be old by its revision, and the closers follow the newest event."""
+        first = await home.open()
+        await first.open_session("s1", "n", workspace_id="wd_x_0123")
+        await first.open_writer(header(), "w")
+        ok(await first.append([batch(interrupted_turn(), 0)], sync=True))
+        await home.kill(first)
+        store = await home.open()
+        seen, revision = await store.inspect(MAIN), await store.revision(MAIN)
+        assert (await store.inspect(MAIN), await store.revision(MAIN)) == (seen, revision)
+        ok(await store.append([batch([line(2, text="in between")], 2)], sync=True))
+        assert await store.revision(MAIN) != revision
+        view = await store.load(MAIN, is_live=False)
+        assert (view.cut, [closer["seq"] for closer in view.closers]) == (3, [3, 4])
+        assert [json.loads(text)["seq"] for text in await all_lines(store)] == [0, 1, 2, 3, 4]
+        await store.close()
+
     async def test_a_zombie_after_a_delete(self, home: Home) -> None:
         """Appends in flight while the session is removed, and everything that comes later."""
         store = await home.open()

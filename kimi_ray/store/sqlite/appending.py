@@ -46,7 +46,7 @@ def close_turn(connection: Connection, granter: Granter, stream: Stream, view: L
     """Close the open turn that ``view`` shows, under a grant of its own that is given back at once.
 
     Returns:
-        The epoch of that grant, or None when the log has grown meanwhile.
+        The epoch of that grant, or None when the log has grown or was granted meanwhile.
 
     Raises:
         StoreError: ``store.corrupt``, ``store.deleted``, ``store.not_found``.
@@ -54,7 +54,7 @@ def close_turn(connection: Connection, granter: Granter, stream: Stream, view: L
     head = granter.present(connection, stream)
     if head.nonce == nonce:
         return head.epoch  # a first try was committed after all
-    if head.next_seq != view.cut:
+    if (head.next_seq, head.epoch) != (view.cut, view.epoch):
         return None
     rows = closer_rows(view.closers)
     epoch = granter.next_epoch(connection, head, nonce).epoch

@@ -384,7 +384,9 @@ class SqliteStore:
                 if not view.closers:
                     return view
                 _, head = await self._run(self._reader.head, stream)
-                if not head.closed and is_live is not False:
+                log = self._streams.get(stream)
+                became_live = log is not None and (log.granted_here or log.epoch != head.epoch)  # or is just granted
+                if not head.closed and (is_live is not False or became_live):
                     raise turn_open(stream, view)
                 close = partial(close_turn, granter=granter, stream=stream, view=view, nonce=new_ulid())
                 epoch = await shard.transactions.run(close, closing=True)
