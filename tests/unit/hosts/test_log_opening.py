@@ -183,3 +183,23 @@ async def test_an_ignorable_unknown_event_is_kept_byte_for_byte(place: Place) ->
     for agent in ("main", "agent-1"):
         page = await place.store.call("read_from", place.stream(agent), 0, 1, timeout_s=10)
         assert page.lines == (odd,)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 200])
+async def test_a_torn_end_is_mended_before_anything_is_written_behind_it(place: Place, cut: int) -> None:
+    """K's W1: a fragment that is tolerated once, then written behind, makes the log unreadable the second time."""
+    await one_prompt(place, "a", "one")
+    place.kill("a")
+    path = Path(str(await place.store.call("locate", place.stream("main"), timeout_s=10)))
+    await place.restart_store()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - cut)
+    for name, prompt in (("b", "two"), ("c", "three")):
+        await place.host(name)
+        await one_prompt(place, name, prompt, new=False)
+        await close(place, name)
+    events = await place.lines()
+    ended_prompts = [event.data["prompt_id"] for event in events if event.type == "prompt/completed"]
+    assert ended_prompts[-2:] == ["two", "three"]
+    report = await place.store.call("verify", place.stream("main"), timeout_s=10)
+    assert report.ok and report.torn_bytes == 0 and report.events == len(events)

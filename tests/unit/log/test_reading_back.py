@@ -278,3 +278,26 @@ def test_a_reserved_log_takes_no_event_until_it_is_published() -> None:
     assert refused.value.code == "log.reserved" and refused.value.retryable and log.next_seq == 1
     log.publish()
     assert user(log, "y").seq == 1
+
+
+def test_reading_back_tells_nobody_and_asks_nobody() -> None:
+    log = new_log()
+    lines = lines_of(log)
+    begin(log)
+    ask(log, "c")
+    log.append("note/added", {"text": "x"})
+    back = EventLog(HEADER)
+    told: list[SessionEvent] = []
+
+    def refuse(_event: SessionEvent) -> None:
+        raise AssertionError
+
+    back.observe(told.append)
+    end_veto = back.veto_with(refuse)
+    back.read_back(lines[:2])
+    back.adopt(parse_event(lines[2]))
+    back.read_back(lines[3:])
+    assert told == [] and back.next_seq == len(lines)
+    end_veto()
+    call(back, "c")
+    assert [event.type for event in told] == ["tool/call"]
