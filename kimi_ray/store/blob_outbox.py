@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.store.bounded_call import Backoff, BoundedCall, can_be_sent_again
+from kimi_ray.store.bounded_call import DISK_ERRORS, Backoff, BoundedCall, can_be_sent_again
 from kimi_ray.store.clock import Clock
 from kimi_ray.store.writer_settings import WriterSettings
 
@@ -159,7 +159,7 @@ class BlobOutbox:
         for blob in blobs:
             if not blob.owners:
                 self._pending.pop(blob.digest, None)
-        if can_be_sent_again(error):
+        if can_be_sent_again(error) and error.code not in DISK_ERRORS:
             self._queue = {**wanted, **self._queue}
             self._backoff.pause()
             return

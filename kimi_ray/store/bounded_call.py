@@ -15,6 +15,10 @@ T = TypeVar("T")
 _TRY_AGAIN = frozenset({"store.unavailable", "store.busy"})
 
 
+DISK_ERRORS = frozenset({"store.disk_full", "store.io_failed", "store.permission_denied", "store.poisoned"})
+"""A disk that refuses is not a store that is away: who waits hears of it after one more try."""
+
+
 def can_be_sent_again(error: KimiRayError) -> bool:
     """Whether the same call may succeed later without a change: the store was away, busy, or too slow."""
     return error.retryable or error.code.startswith("infra.") or error.code in _TRY_AGAIN

@@ -24,7 +24,7 @@ from typing import Final, Literal
 from kimi_ray.errors import KimiRayError, StoreError, error_from_data
 from kimi_ray.events import SessionEvent
 from kimi_ray.store.blob_outbox import PendingBlob
-from kimi_ray.store.bounded_call import can_be_sent_again
+from kimi_ray.store.bounded_call import DISK_ERRORS, can_be_sent_again
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.clock import Alarm, Clock
 from kimi_ray.store.flush_waiters import FlushWaiters, fresh, late
@@ -37,8 +37,6 @@ from kimi_ray.store.writer_settings import WriterSettings
 State = Literal["idle", "window", "writing", "flushing", "paused", "fenced", "failed", "closing", "closed"]
 
 _TERMINAL: Final = frozenset({"store.fenced", "store.conflict", "store.deleted"})
-_DISK: Final = frozenset({"store.disk_full", "store.io_failed", "store.permission_denied", "store.poisoned"})
-"""A disk that refuses is not a store that is away: who waits hears of it after one more try."""
 _MAX_GAPS: Final = 5
 """In a row; a store that names ever new seqs is broken, not restarted."""
 
@@ -453,7 +451,7 @@ class WriteController:
                 hint="the store lost acknowledged events: check its disk, then resume the session from what is stored",
                 details={"expected": expected, "durable": self._durable, "next": self._next_seq},
             )
-        if can_be_sent_again(error) and error.code not in _TERMINAL and error.code not in _DISK:
+        if can_be_sent_again(error) and error.code not in _TERMINAL and error.code not in DISK_ERRORS:
             self._last_error = error
             self._send_all_again()
             pause = min(self._settings.backoff_initial_ms * 2 ** min(self._attempts, 32), self._settings.backoff_max_ms)

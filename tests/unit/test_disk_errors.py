@@ -15,7 +15,9 @@ from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.events import parse_event, parse_header
 from kimi_ray.log import EventLog
 from kimi_ray.session_handle import Session
+from kimi_ray.settings import Profile
 from kimi_ray.store import StoreOptions, Stream, open_store, open_store_for_writing
+from kimi_ray.store.checkup import check_session
 from tests.conformance.store_contract import MAIN, all_lines, header, notes, ok
 from tests.unit.runtime_fixtures import Stage, running
 
@@ -113,6 +115,32 @@ async def test_a_turn_that_meets_a_failing_disk_says_so_and_nothing_is_lost(
     said = [message["content"][0]["text"] for message in log.messages() if message["role"] == "user"]
     assert said == ["first", "second", "while it fails", "third"]
     assert log.order.open_turn is None
+
+
+async def test_a_text_that_has_no_room_is_told_at_once_and_goes_first_when_there_is(tmp_path: Path) -> None:
+    """The system prompt is a file of its own, and larger than what the reserve is for."""
+    control = tmp_path / "control"
+    config = {"durability": "disk", "fs_spec": f"control={control}", "store_timeout_s": 60.0}
+    profile = Profile(name="wordy", system_prompt="Be brief. " * 10_000)
+    async with running(tmp_path, **config) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile=profile)
+        disk = Disk(control)
+        disk.fail("fail=write:ENOSPC:0:0:/blobs/")
+        async with asyncio.timeout(20):
+            try:
+                result = await (await session.main.submit("first")).result(20)
+                refused: dict[str, Any] | None = result.error
+            except KimiRayError as error:
+                refused = error.to_data()
+        assert refused is not None
+        check_told(refused, "store.disk_full", "ENOSPC", tmp_path / "home")
+        disk.mend()
+        assert (await (await session.main.submit("second")).result(20)).state == "completed"
+        await session.close()
+        await whole(tmp_path / "home", session.id)
+    check = await check_session(open_store(tmp_path / "home"), session.id)
+    assert check.ok
+    assert check.blobs >= 1
 
 
 async def test_short_writes_and_slow_syncs_are_only_slow(tmp_path: Path) -> None:
