@@ -181,11 +181,14 @@ class LogOpener:
         return False
 
     def _put_by(self, opened: OpenedLog, *, stored: bool) -> None:
-        """A log without its agent waits for the next one, if the store has all of it and the grant was given back."""
+        """A log without its agent waits for the next one, if the store has all of it and the grant was given back.
+
+        One whose agent's work is done for good does not: nobody is likely to come, and a swarm leaves thousands.
+        """
         preparation = opened.preparation
         if preparation is not None and not preparation.settled.done():
             self._prepared.rollback(preparation, closed=stored)
-        elif stored and opened.log.next_seq > 0:
+        elif stored and opened.log.next_seq > 0 and not opened.ended:
             self._prepared.keep(opened.controller.stream, opened.log, opened.fold, opened.epoch)
 
     async def close(self) -> None:
