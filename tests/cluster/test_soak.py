@@ -262,11 +262,14 @@ async def _check(home: Path, notes: Path, way: dict[str, Any]) -> list[str]:
 
 
 async def _touch_all(home: Path, way: dict[str, Any]) -> None:
-    """What the next start does with every log."""
+    """What the next start does with every session and log that is wanted again."""
     store = await open_store_for_writing(str(home), StoreOptions(claim_timeout_s=5, **way))
     try:
-        for listed in await open_store(home).list():
-            await store.load(Stream(*listed.stream), is_live=False)
+        logs = [Stream(*listed.stream) for listed in await open_store(home).list()]
+        for session_id in dict.fromkeys(stream.session_id for stream in logs):
+            await store.open_session(session_id, "touch")
+        for stream in logs:
+            await store.load(stream, is_live=False)
     finally:
         await store.close()
 
