@@ -162,7 +162,7 @@ class Readers:
                         connection.execute("ROLLBACK")
             whole = True
         except StoreError as error:
-            whole = error.code not in ("store.io_failed", "store.busy", "store.permission_denied")
+            whole = error.code not in ("store.corrupt", "store.io_failed", "store.busy", "store.permission_denied")
             raise
         finally:
             self._give_back(connection, whole=whole)

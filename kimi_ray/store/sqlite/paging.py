@@ -15,7 +15,7 @@ from kimi_ray.store.sqlite.schema import SEQ_BITS, Head, row_crc, row_id
 
 _AT_ONCE = 256
 _SEQ_MASK = (1 << SEQ_BITS) - 1
-_SELECT = "SELECT id, events, crc, data FROM rows WHERE id >= ? AND id < ? ORDER BY id"
+_SELECT = f"SELECT id, events, crc, data FROM rows WHERE id >= ? AND id < ? ORDER BY id LIMIT {_AT_ONCE}"
 
 
 def verified(row: tuple[Any, ...], file: str) -> tuple[int, int, bytes]:
@@ -71,9 +71,9 @@ def rows_from(
     if seq >= end:
         return
     expected = first_row(connection, stream, seq) & _SEQ_MASK
-    cursor = connection.execute(_SELECT, (row_id(stream, expected), row_id(stream, end)))
     while expected < end:
-        rows = cursor.fetchmany(_AT_ONCE)
+        # Each query is read to its end: one left half read keeps its snapshot, whoever uses the connection next.
+        rows = connection.execute(_SELECT, (row_id(stream, expected), row_id(stream, end))).fetchall()
         for row in rows:
             found, events, data = verified(row, file)
             if found != expected:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import Any
@@ -41,8 +42,16 @@ def surviving_rows(
         end: The seq after the last event, as far as it is known.
     """
     found = Survivors()
+    with contextlib.closing(_rows(connection, file, stream, seq, limit, found)) as rows:
+        _take(rows, found, file, stream, seq, limit, end)
+    return found
+
+
+def _take(
+    rows: Iterable[tuple[Any, ...]], found: Survivors, file: str, stream: int, seq: int, limit: int, end: int | None
+) -> None:
     expected = seq
-    for row in _rows(connection, file, stream, seq, limit, found):
+    for row in rows:
         at = row[0] & _SEQ_MASK
         try:
             _, count, data = verified(row, file)
@@ -59,10 +68,9 @@ def surviving_rows(
         expected = max(expected, at + count)
         if len(found.events) >= limit:
             found.next_seq = expected
-            return found
+            return
     if end is not None:
         _miss(found, file, stream, expected, end)
-    return found
 
 
 def _miss(found: Survivors, file: str, stream: int, expected: int, at: int) -> None:
@@ -73,7 +81,7 @@ def _miss(found: Survivors, file: str, stream: int, expected: int, at: int) -> N
 
 def _rows(
     connection: Connection, file: str, stream: int, seq: int, limit: int, found: Survivors
-) -> Iterator[tuple[Any, ...]]:
+) -> Generator[tuple[Any, ...]]:
     end = row_id(stream + 1, 0)
     try:
         at = first_row(connection, stream, seq) if seq else row_id(stream, 0)
@@ -83,9 +91,10 @@ def _rows(
         at = row_id(stream, seq)
     while at < end:
         try:
-            for row in connection.execute(_SELECT, (at, end, limit + 1)):
-                at = row[0] + 1
-                yield row
+            with contextlib.closing(connection.execute(_SELECT, (at, end, limit + 1))) as cursor:
+                for row in cursor:
+                    at = row[0] + 1
+                    yield row
             return
         except FAILURES as error:
             if not is_damage(error):

@@ -82,7 +82,8 @@ def _number(connection: Connection, file: str, stream: Stream) -> int:
     except StoreError as error:
         if error.code == "store.deleted":
             raise
-    for row in connection.execute("SELECT id, session_id, agent_id, incarnation, created_at, header, crc FROM streams"):
+    everything = "SELECT id, session_id, agent_id, incarnation, created_at, header, crc FROM streams"
+    for row in connection.execute(everything).fetchall():
         try:
             stream_of(row, file)
         except StoreError:
