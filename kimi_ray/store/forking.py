@@ -18,6 +18,7 @@ from kimi_ray.store.batch_rows import EpochRow, encode_epoch_row, events_in, exp
 from kimi_ray.store.framing import encode_rows
 from kimi_ray.store.fs import Fs, pwrite_all
 from kimi_ray.store.log_files import LogSource
+from kimi_ray.store.log_scan import corrupt
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
 
@@ -122,6 +123,8 @@ def _copy(tools: LogTools, source: LogSource, out: _Out, cut: int, header_line: 
 def _copy_range(source: LogSource, out: _Out, start: int, end: int) -> None:
     while start < end:
         data = source.read(start, min(_CHUNK, end - start))
+        if not data:
+            raise corrupt(source.path, start, -1, "it was cut while it was copied")
         out.put(data)
         start += len(data)
 

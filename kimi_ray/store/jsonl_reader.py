@@ -77,7 +77,10 @@ class JsonlReader:
             if known is not None:
                 with self._open(stream, known.size) as source:
                     return survey_known(self._framing, source, known)
-            return self._steady(stream, lambda: survey(self._fs, directory, self._framing, stream, self._boot))
+            size = _written(log)[0]
+            return self._steady(
+                stream, lambda: survey(self._fs, directory, self._framing, stream, self._boot, size=size)
+            )
 
     def inspect(self, stream: Stream) -> LogView:
         """See ``Store.inspect``."""

@@ -107,7 +107,7 @@ class _Frames:
                 content = self.codec.decompress(memoryview(buffer)[at : at + found.length])
                 return None if content is None else (content, offset + found.length)
             have = len(buffer) - at
-            if offset + have >= self.window.size:
+            if have < wanted or offset + have >= self.window.size:
                 return None
             wanted = max(found.length, have * 2)
 
@@ -200,6 +200,8 @@ class ZstdScan(LogScan):
         at = 0
         while at < self.window.size:
             data = self.window.bytes_at(at, 1 << 20)
+            if not data:
+                break
             if data.strip(b"\0"):
                 return True
             at += len(data)
@@ -211,7 +213,7 @@ class ZstdScan(LogScan):
         while True:
             data = self.window.bytes_at(self.good, wanted)
             found = measure(data)
-            at_end = self.good + len(data) >= self.window.size
+            at_end = len(data) < wanted or self.good + len(data) >= self.window.size
             if found is None:
                 left = self.window.size - self.good
                 rest = self.window.bytes_at(self.good, left) if left <= _LAST_FRAME_MAX else b""

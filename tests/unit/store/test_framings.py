@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tracemalloc
 
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
+from kimi_ray.errors import KimiRayError
 from kimi_ray.store.batch_rows import EpochRow, encode_closed_row, encode_epoch_row, expand_rows, split_rows
 from kimi_ray.store.framing import framing_of
 from kimi_ray.store.log_read import read_page
+from kimi_ray.store.surviving import surviving_page
 from kimi_ray.store.window import Window
 from tests.unit.store.damaged_logs import (
     ENCODINGS,
@@ -194,3 +197,23 @@ def test_reading_a_large_log_holds_little_of_it(compression: str) -> None:
         tracemalloc.stop()
     assert scanning < 6 << 20
     assert paging < 8 << 20, "a page and what is read ahead"
+
+
+@pytest.mark.parametrize("compression", ENCODINGS)
+def test_a_file_that_is_cut_while_it_is_read_ends_the_read(compression: str) -> None:
+    framing = framing_of(compression)
+    batches = [[encode_epoch_row(EpochRow(1, 0, "n", SAME, "disk"))]]
+    batches += [[note(seq, str(seq) * 50) + b"\n"] for seq in range(40)]
+    data = put_together(framing, batches)
+    dice = random.Random(9)
+    for _ in range(60):
+        left = dice.randrange(len(data))
+        source = Source(data[:left])
+        source.size = len(data) + dice.choice((0, 1 << 23))
+        scan = framing.scan(source.read, source.size, "log").finish()
+        with contextlib.suppress(KimiRayError):
+            scan.tail(dice.choice((SAME, OTHER)))
+        assert scan.next_seq <= 40
+        with contextlib.suppress(KimiRayError):
+            read_page(framing, source, 0, 100, 1 << 20)
+        surviving_page(framing, source, 0, 1000, SAME)
