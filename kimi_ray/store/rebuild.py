@@ -207,7 +207,7 @@ class Rebuild:
     def _fits(self, event: SessionEvent) -> bool:
         try:
             self._surface.check(event)
-        except LogError:
+        except (LogError, LookupError, TypeError, AttributeError):
             return False
         return True
 

@@ -357,8 +357,9 @@ class Store(Protocol):
     async def sweep_blobs(self, *, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
         """Delete blobs that no log refers to and that nobody touched for ``grace_s`` seconds (mark and sweep).
 
-        A log that cannot be read keeps every blob that its readable bytes name, and is reported; ``dry_run`` deletes
-        nothing.
+        Damaged bytes count as far as they name blobs, and are reported. Where something cannot be read at all nothing
+        is deleted (``held_back``). A grace below ``sweep.MIN_GRACE_S`` is for homes in which nobody writes; ``dry_run``
+        deletes nothing.
         """
         ...
 

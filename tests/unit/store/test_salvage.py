@@ -202,6 +202,53 @@ async def test_a_row_that_is_only_in_an_old_copy_comes_back_to_its_place(tmp_pat
     assert lines == [event.line for event in turn_events()]
 
 
+@pytest.mark.skipif(("sqlite", "none") not in BACKENDS, reason="this build has no SQLite backend")
+async def test_damaged_rows_of_a_database(tmp_path: Path) -> None:
+    await filled_home(tmp_path, backend="sqlite")
+    hit = 0
+    for path in (tmp_path / "shards").iterdir():
+        data = bytearray(path.read_bytes())
+        for needle in (b'"do 1"', b'"tool-result"'):
+            at = data.find(needle)
+            if at >= 0:
+                data[at + 2] ^= 4
+                hit += 1
+        path.write_bytes(data)
+    assert hit
+    broken = [report for agent in ("main", "agent-1") if not (report := await _verify(tmp_path, agent)).ok]
+    assert broken
+    report = await salvaged(tmp_path, backend="sqlite")
+    lost = [entry for log in report.logs for entry in log.lost]
+    assert len(lost) == hit
+    assert all("rowid" in entry and entry["count"] == 1 for entry in lost)
+    for log in report.logs:
+        assert (await _verify(tmp_path, log.agent_id, report.session_id)).ok
+        lines = await all_lines(open_store(tmp_path), Stream(report.session_id, log.agent_id))
+        restored = EventLog.restore(
+            parse_header((await open_store(tmp_path).inspect(Stream(report.session_id, log.agent_id))).header),
+            [parse_event(line, at=at) for at, line in enumerate(lines)],
+        )
+        check_pairs(complete_tools(restored.messages()))
+
+
+async def _verify(home: Path, agent: str, session_id: str = SESSION) -> Any:
+    return await open_store(home).verify(Stream(session_id, agent))
+
+
+async def test_a_live_session_is_salvaged_as_far_as_it_is_written(tmp_path: Path) -> None:
+    live = await opened(tmp_path)
+    await live.open_session(SESSION, "n", workspace_id="wd_x_0123")
+    events = turn_events()[:9]
+    await write_log(live, events, header_of(), close=False)
+    report = await salvaged(tmp_path)
+    assert await all_lines(open_store(tmp_path), Stream(report.session_id, "main")) == [event.line for event in events]
+    after = await opened(tmp_path)
+    view = await after.load(Stream(report.session_id, "main"))
+    assert [closer["type"] for closer in view.closers][-1:] == ["turn/end"]
+    await after.close()
+    await live.close()
+
+
 async def test_missing_blobs_are_told_and_a_damaged_document_and_header_are_made_anew(tmp_path: Path) -> None:
     await filled_home(tmp_path)
     blob_file(tmp_path).unlink()
