@@ -200,7 +200,7 @@ def check_filesystem(fs: Fs, home: str, *, network_home: bool) -> None:
     """
     with io_errors(home):
         kind = fs.fs_type(home)
-    if kind not in _NETWORK and not kind.startswith("fuse"):
+    if not is_network(kind):
         return
     if network_home and locks_exclude(home):
         return
@@ -211,6 +211,11 @@ def check_filesystem(fs: Fs, home: str, *, network_home: bool) -> None:
         hint="use a local disk" if network_home else "use a local disk, or set network_home = true to have it probed",
         details={"home": home, "filesystem": kind},
     )
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system of this kind may be shared between machines, or be a program's own."""
+    return kind in _NETWORK or kind.startswith("fuse")
 
 
 _PROBE = """

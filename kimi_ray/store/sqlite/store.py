@@ -23,7 +23,7 @@ from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.claims import Claims
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, RealFs, io_errors
-from kimi_ray.store.identity import open_identity
+from kimi_ray.store.identity import is_network, open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.layout import Layout, check_id
 from kimi_ray.store.owners import Owners
@@ -111,14 +111,18 @@ class SqliteStore:
         """Open the store in ``home``, creating it when there is none.
 
         Raises:
-            StoreError: as ``identity.open_identity``.
+            StoreError: as ``identity.open_identity``; ``store.unsupported_filesystem`` on any network file system.
         """
         files = fs if fs is not None else RealFs()
 
         def prepare() -> tuple[str, StoreIdentity]:
             path = os.path.abspath(home)
             with io_errors(path):
-                return path, open_identity(files, path, options)
+                identity = open_identity(files, path, options)
+                kind = files.fs_type(path)
+            if is_network(kind):
+                raise _shares_no_memory(path, kind)
+            return path, identity
 
         from kimi_ray.store.jsonl_reader import boot_id
 
@@ -503,3 +507,12 @@ class SqliteStore:
         await asyncio.to_thread(self._io.shutdown, wait=True)
         await asyncio.gather(*(shard.close() for shard in self._shards))
         await self._claims.close()
+
+
+def _shares_no_memory(home: str, kind: str) -> StoreError:
+    return StoreError(
+        f"the home {home} is on {kind}: the processes of SQLite share memory beside the database, which it cannot",
+        code="store.unsupported_filesystem",
+        hint="use a local disk, or backend='jsonl'",
+        details={"home": home, "filesystem": kind},
+    )

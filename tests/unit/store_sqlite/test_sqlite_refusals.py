@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import KimiRayError, StoreError
-from kimi_ray.store import RealFs, Stream
+from kimi_ray.store import RealFs, StoreOptions, Stream, open_store_for_writing
 from kimi_ray.store.identity import require_identity
 from kimi_ray.store.sqlite import sqlite_reader
 from kimi_ray.store.sqlite.leftovers import ROWS_AT_ONCE
@@ -154,6 +154,20 @@ async def test_what_a_dead_creator_left_is_removed(home: SqliteHome) -> None:
     await again.open_writer(MAIN, "w2")
     await again.close()
     assert [file.name for file in (home.path / "shards").iterdir()] == ["0.db"]
+
+
+async def test_a_network_home_is_refused_even_if_its_locks_work(tmp_path: Path) -> None:
+    class Network(RealFs):
+        def fs_type(self, path: str) -> str:
+            return "nfs4"
+
+    for backend, expected in (("jsonl", None), ("sqlite", "store.unsupported_filesystem")):
+        options = StoreOptions(backend=backend, network_home=True)
+        opening = open_store_for_writing(str(tmp_path / backend), options, fs=Network())
+        if expected is None:
+            await (await opening).close()
+        else:
+            assert (await refused(opening)).code == expected
 
 
 # -- leftovers --------------------------------------------------------------------------------------------------------
