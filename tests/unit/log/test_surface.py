@@ -264,3 +264,51 @@ def test_undoing_turn_by_turn_costs_what_is_taken_out() -> None:
         cut(log, span[0], span[-1], span)
     assert len(log.surface) == 0
     assert looked < 300 * 4
+
+
+def test_places_stay_right_through_every_kind_of_change() -> None:
+    log = new_log()
+    naive: list[int] = []
+
+    def append() -> None:
+        naive.append(user(log, "x").seq)
+
+    def replace(low: int, high: int) -> None:
+        span = naive[low : high + 1]
+        naive[low : high + 1] = [user(log, "y", surface={"replace": [span[0], span[-1]]}, sources=span).seq]
+
+    def take_out(low: int, high: int) -> None:
+        span = naive[low : high + 1]
+        cut(log, span[0], span[-1], span)
+        del naive[low : high + 1]
+
+    def check() -> None:
+        """Each node can be found where it stands."""
+        assert list(log.surface.seqs) == naive
+        for place in range(len(naive)):
+            replace(place, place)
+        assert list(log.surface.seqs) == naive
+
+    for _ in range(5):
+        append()
+    steps: list[Any] = [
+        append,
+        lambda: replace(2, 2),
+        append,
+        lambda: replace(1, 3),
+        append,
+        lambda: replace(len(naive) - 2, len(naive) - 1),
+        append,
+        lambda: take_out(0, 0),
+        append,
+        lambda: take_out(len(naive) - 2, len(naive) - 1),
+        append,
+        lambda: replace(0, len(naive) - 1),
+        append,
+        lambda: take_out(0, len(naive) - 1),
+        append,
+    ]
+    check()
+    for step in steps:
+        step()
+        check()
