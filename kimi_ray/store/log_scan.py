@@ -7,7 +7,8 @@ that a crash cut short) or *corrupt* (bytes that were whole once):
   no more is the end of a closing batch that was cut short itself);
 - a full-length bad batch while the machine has not been restarted since the newest grant: corrupt, for the page cache
   loses nothing when only a process dies; likewise a bad first batch, which was synced before the log became visible;
-- anything else is torn: rows that verify are kept, for their acknowledgement may have been lost.
+- anything else is torn, zeros and garbage too: rows that verify are kept, for their acknowledgement may have been
+  lost.
 
 ``LogScan`` is what both encodings share; ``plain_framing`` and ``zstd_framing`` say what a batch is.
 """

@@ -15,7 +15,7 @@ from kimi_ray.store.batch_rows import (
     expand_rows,
     parse_batch_row,
 )
-from kimi_ray.store.plain_framing import PlainScan as LogScan
+from kimi_ray.store.plain_framing import PlainScan
 
 HEADER = b'{"type":"log","version":1,"session_id":"s","agent_id":"main"}\n'
 SAME, OTHER = "boot-1", "boot-2"
@@ -41,11 +41,11 @@ def build(sizes: list[int], *, closed: bool = False, boot: str = SAME) -> tuple[
     return log, ends
 
 
-def scan_of(data: bytes) -> LogScan:
-    return LogScan(lambda offset, size: data[offset : offset + size], len(data), "log")
+def scan_of(data: bytes) -> PlainScan:
+    return PlainScan(lambda offset, size: data[offset : offset + size], len(data), "log")
 
 
-def read(data: bytes, boot: str) -> tuple[list[bytes], LogScan, object]:
+def read(data: bytes, boot: str) -> tuple[list[bytes], PlainScan, object]:
     scan = scan_of(data)
     lines = [line for batch in scan for line in expand_rows(batch.rows)]
     tail = scan.tail(boot)
@@ -219,7 +219,7 @@ def test_a_large_log_is_scanned_through_small_windows() -> None:
         reads.append(size)
         return log[offset : offset + size]
 
-    scan = LogScan(read_at, len(log), "log").finish()
+    scan = PlainScan(read_at, len(log), "log").finish()
     assert scan.next_seq == 12000
     assert scan.good == ends[-1]
     assert max(reads) <= 1 << 20

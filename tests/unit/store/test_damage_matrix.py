@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.store.batch_rows import expand_rows, parse_batch_row, seq_of, split_rows
 from tests.conftest import Budget
 from tests.unit.store.damaged_logs import (
     ENCODINGS,
@@ -101,46 +102,36 @@ def check_survivors(built: Built, data: bytes, at: int, boot: str) -> None:
     """Damage costs at most the damaged row, or frame."""
     found = surviving(built.framing, data, boot)
     assert all(line == built.lines[seq] for seq, line in found), "only what was written"
-    start, _, end, _ = built.batch_at(at)
-    if built.framing.compression == "zstd":
-        offsets = {number: (first, last) for number, (first, last) in enumerate((b[1], b[3]) for b in built.batches)}
-        lost = {seq for number, (first, last) in offsets.items() for seq in range(first, last)
-                if built.batches[number][0] == start}  # fmt: skip
-    else:
-        lost = lost_rows(built, at)
-    assert {seq for seq, _ in found} >= set(range(len(built.lines))) - lost, (at, end)
+    _, seq, _, next_seq = built.batch_at(at)
+    lost = set(range(seq, next_seq)) if built.framing.compression == "zstd" else lost_rows(built, at)
+    assert {seq for seq, _ in found} >= set(range(len(built.lines))) - lost, at
 
 
 def lost_rows(built: Built, at: int) -> set[int]:
     """Seqs of the row that this byte of a plain log is in, and of the next one when the byte is its newline."""
-    row_start = built.data.rfind(b"\n", 0, at) + 1
-    row_end = built.data.find(b"\n", at) + 1
+    start = built.data.rfind(b"\n", 0, at) + 1
+    end = built.data.find(b"\n", at) + 1
     if built.data[at : at + 1] == b"\n":
-        row_end = (built.data.find(b"\n", row_end) + 1) or row_end
-    from kimi_ray.store.batch_rows import expand_row, seq_of, split_rows
-
-    rows = split_rows(built.data[row_start:row_end])
-    if row_start < built.batches[0][0]:
+        end = (built.data.find(b"\n", end) + 1) or end
+    rows = split_rows(built.data[start:end])
+    if start < built.batches[0][0]:
         rows = rows[1:]
-    lost = {seq_of(line) for row in rows for line in expand_row(row)}
-    return lost | crc_owner(built, at, row_start)
+    return seqs_of(rows) | seqs_of(rows_of_checksum(built, at, start))
 
 
-def crc_owner(built: Built, at: int, row_start: int) -> set[int]:
-    """When the byte is in a batch row: the events of the row whose checksum it is part of."""
-    if not built.data.startswith(b'{"batch":', row_start):
-        return set()
-    from kimi_ray.store.batch_rows import expand_row, parse_batch_row, seq_of, split_rows
+def rows_of_checksum(built: Built, at: int, start: int) -> list[bytes]:
+    """When the byte is in the checksums of the batch row at ``start``: the rows whose checksums it is part of."""
+    end = built.data.find(b"\n", start) + 1
+    row = parse_batch_row(built.data[start:end])
+    first = built.data.find(b"[", start) + 1
+    if row is None or not first <= at <= first + len(row.crcs):
+        return []
+    place = (at - first) // len('"01234567",') - (1 if row.number == 0 else 0)
+    return split_rows(built.data[end : end + row.size])[max(0, place) : place + 2]
 
-    end = built.data.find(b"\n", row_start) + 1
-    row = parse_batch_row(built.data[row_start:end])
-    assert row is not None
-    first = built.data.find(b"[", row_start) + 1
-    if not first <= at <= first + len(row.crcs):
-        return set()
-    place = (at - first) // 11 - (1 if row.number == 0 else 0)
-    rows = split_rows(built.data[end : end + row.size])
-    return {seq_of(line) for near in rows[max(0, place) : place + 2] for line in expand_row(near)}
+
+def seqs_of(rows: list[bytes]) -> set[int]:
+    return {seq_of(line) for line in expand_rows(rows)}
 
 
 @pytest.mark.parametrize("boot", [SAME, OTHER])
