@@ -17,6 +17,7 @@ from kimi_ray.store.sqlite.schema import APPLICATION_ID, FORMAT, TABLES
 
 BUSY_TIMEOUT_S = 10.0
 _SPARE_READERS = 8
+_OLDEST = (3, 37, 0)
 
 _SYNC: dict[Durability, str] = {"disk": "FULL", "os": "NORMAL", "none": "OFF"}
 
@@ -24,6 +25,21 @@ _SYNC: dict[Durability, str] = {"disk": "FULL", "os": "NORMAL", "none": "OFF"}
 def sync_level(durability: Durability, *, sync: bool) -> str:
     """``PRAGMA synchronous`` of a commit; ``sync``: somebody waits for it."""
     return _SYNC["os" if durability == "disk" and not sync else durability]
+
+
+def check_library() -> None:
+    """Refuse a SQLite library that is too old for the tables.
+
+    Raises:
+        StoreError: ``store.backend_unavailable``.
+    """
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreError(
+            f"the SQLite library of this Python is {sqlite3.sqlite_version}; 3.37 or newer is needed",
+            code="store.backend_unavailable",
+            hint="use a Python with a newer SQLite, or backend='jsonl'",
+            details={"backend": "sqlite", "library": sqlite3.sqlite_version},
+        )
 
 
 def uri_of(path: str, *options: str) -> str:

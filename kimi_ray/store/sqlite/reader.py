@@ -28,6 +28,7 @@ from kimi_ray.store.seam import (
 from kimi_ray.store.sharding import shard_of
 from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.catalogue import StoredStream, refuse_removed, require_stream
+from kimi_ray.store.sqlite.connections import check_library
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.listing import documents_after, lost_logs, streams_after
 from kimi_ray.store.sqlite.paging import read_page, rows_from
@@ -226,7 +227,12 @@ def _some_rows(
 
 
 def sqlite_reader(fs: Fs, home: str, identity: StoreIdentity) -> SqliteReader:
-    """The reader of a SQLite home that this process does not write."""
+    """The reader of a SQLite home that this process does not write.
+
+    Raises:
+        StoreError: ``store.backend_unavailable`` with an old SQLite library.
+    """
+    check_library()
     shards: list[ShardReads] = [Onlooker(DatabaseFile(home, identity, shard)) for shard in range(identity.shards)]
     layout = Layout(fs, home)
     return SqliteReader(shards, identity, Blobs(fs, layout, Directories(fs, home, durable=False), durable=False))

@@ -50,6 +50,7 @@ from kimi_ray.store.sessions_held import SessionsHeld, target_of
 from kimi_ray.store.sharding import shard_of
 from kimi_ray.store.sqlite.appending import Written, append_batches, close_turn
 from kimi_ray.store.sqlite.catalogue import place_session, refuse_removed, write_session
+from kimi_ray.store.sqlite.connections import check_library
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.forking import fork_log
 from kimi_ray.store.sqlite.granting import Granter
@@ -111,11 +112,13 @@ class SqliteStore:
         """Open the store in ``home``, creating it when there is none.
 
         Raises:
-            StoreError: as ``identity.open_identity``; ``store.unsupported_filesystem`` on any network file system.
+            StoreError: as ``identity.open_identity``; ``store.unsupported_filesystem`` on any network file system,
+                ``store.backend_unavailable`` with an old SQLite library.
         """
         files = fs if fs is not None else RealFs()
 
         def prepare() -> tuple[str, StoreIdentity]:
+            check_library()
             path = os.path.abspath(home)
             with io_errors(path):
                 identity = open_identity(files, path, options)

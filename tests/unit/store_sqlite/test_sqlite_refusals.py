@@ -170,6 +170,13 @@ async def test_a_network_home_is_refused_even_if_its_locks_work(tmp_path: Path) 
             assert (await refused(opening)).code == expected
 
 
+async def test_an_old_library_is_refused_before_anything_is_made(home: SqliteHome, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 26, 0))
+    error = await refused(home.open())
+    assert error.code == "store.backend_unavailable"
+    assert not home.path.exists()
+
+
 # -- leftovers --------------------------------------------------------------------------------------------------------
 
 
