@@ -452,7 +452,7 @@ def _foreign_lines(log: StoredLog, said: Claims) -> Iterator[str]:
     bounds = [*log.grants, Grant(0, "", len(log.lines))]
     for grant, following in itertools.pairwise(bounds):
         appended = said.lines.get(grant.epoch, {})
-        for seq in range(grant.seq, following.seq):
+        for seq in range(grant.seq, min(following.seq, len(log.lines))):
             if appended.get(seq) != mark(log.lines[seq]):
                 why = "was never appended" if seq not in appended else "is not what was appended"
                 yield f"event {seq} under epoch {grant.epoch} {why}: {log.lines[seq][:120]!r}"

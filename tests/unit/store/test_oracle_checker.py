@@ -112,7 +112,9 @@ def test_every_flipped_bit_of_what_was_acknowledged_is_seen(place: Callable[[str
         spoiled[at] ^= 1 << dice.randrange(8)
         path.write_bytes(spoiled)
         with contextlib.suppress(ValueError):  # a header that is no JSON any more
-            assert problems(here), at
+            report = check_home(here / "home", [here / "journal"])
+            # The last batch holds the row that closed the log, and nothing that was acknowledged.
+            assert report.violations or (report.torn and at > len(sound) - 500), at
 
 
 @pytest.mark.parametrize("way", ["plain", "zstd"])
