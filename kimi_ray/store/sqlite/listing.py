@@ -70,18 +70,15 @@ def lost_logs(connection: Connection, file: str) -> list[tuple[Stream, StoreErro
     ]
 
 
-def documents_after(connection: Connection, file: str, after: int) -> list[tuple[int, Document]]:
-    """A page of documents with a rowid above ``after``; a damaged one has ``value={"error": ...}`` and revision -1."""
-    rows = connection.execute(
-        f"{_SESSIONS} WHERE rowid > ? AND removed <> 1 AND document IS NOT NULL ORDER BY rowid LIMIT {_AT_ONCE}",
-        (after,),
-    ).fetchall()
-    found: list[tuple[int, Document]] = []
+def documents_after(connection: Connection, file: str, after: int) -> list[tuple[int, Document | None]]:
+    """A page of documents with a rowid above ``after``, None for a session without one; a damaged one has
+    ``value={"error": ...}`` and revision -1. Every row is verified: also that it has none."""
+    rows = connection.execute(f"{_SESSIONS} WHERE rowid > ? ORDER BY rowid LIMIT {_AT_ONCE}", (after,)).fetchall()
+    found: list[tuple[int, Document | None]] = []
     for row in rows:
         try:
             document = session_of(row, file).to_document()
         except KimiRayError as error:
             document = Document(str(row[0]), str(row[1]), -1, {"error": error.to_data()})
-        if document is not None:
-            found.append((row[6], document))
+        found.append((row[6], document))
     return found

@@ -186,7 +186,8 @@ class SqliteReader:
 
     def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
-        return [document for shard in self._shards for document in _pages(shard, documents_after)]
+        found = [document for shard in self._shards for document in _pages(shard, documents_after)]
+        return [document for document in found if document is not None]
 
     def read_blob(self, digest: str) -> bytes:
         """See ``Store.read_blob``."""

@@ -356,7 +356,7 @@ class Transactions:
             if timer is not None:
                 timer.cancel()
         self._timer = self._idle = None
-        if self.synced < self.commits or self._waiting:
+        if self._running or self._waiting or self.synced < self.commits:
             future = self.submit(lambda _: None, sync=True, size=0)
             await asyncio.wait([future])
             _looked_at(future)

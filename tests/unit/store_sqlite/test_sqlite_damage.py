@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.store_sqlite.damage_oracle import Written, write_home
-from tests.unit.store_sqlite.sqlite_home import SqliteHome
+from kimi_ray.errors import KimiRayError
+from tests.unit.store_sqlite.damage_oracle import STREAMS, Written, write_home
+from tests.unit.store_sqlite.sqlite_home import SqliteHome, damage
 
 
 def flip(path: Path, bit: int) -> None:
@@ -36,6 +37,63 @@ async def test_some_flipped_bits(tmp_path: Path, in_log: bool) -> None:
     written = await write_home(SqliteHome(tmp_path / "home"), in_log=in_log)
     path = Path(f"{written.home.database()}{'-wal' if in_log else ''}")
     flips(written, path, random.Random(17), 50)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "heads SET next_seq = next_seq - 1 WHERE stream = 1",
+        "heads SET epoch = 7 WHERE stream = 1",
+        "heads SET nonce = 'x' WHERE stream = 1",
+        "heads SET closed = 1 WHERE stream = 1",
+        "heads SET published = 0 WHERE stream = 1",
+        "heads SET copied_by = 'x' WHERE stream = 1",
+        "heads SET revision = 9 WHERE stream = 1",
+        "heads SET stream = 99 WHERE stream = 1",
+        "streams SET header = x'7b7d' WHERE id = 1",
+        "streams SET incarnation = 'x' WHERE id = 1",
+        "grants SET seq = 3 WHERE stream = 1",
+        "grants SET nonce = 'x' WHERE stream = 1",
+        "grants SET closed_seq = 4 WHERE stream = 1",
+        "rows SET data = CAST(data || x'00' AS BLOB) WHERE id = 1 << 40",
+        "rows SET events = 2 WHERE id = 1 << 40",
+        "rows SET id = id + 1000 WHERE id = (1 << 40) + 59",
+        "rows SET id = (2 << 40) + 200 WHERE id = (1 << 40) + 59",
+    ],
+)
+async def test_every_column_of_a_log_is_guarded(tmp_path: Path, change: str) -> None:
+    """A value that changed by itself is told with its table and row, by reading or by ``verify``."""
+    written = await write_home(SqliteHome(tmp_path / "home", syncs=False), in_log=False)
+    damage(written.home.database(), f"UPDATE {change}")
+    reader = written.reader()
+    report = None
+    try:
+        found = list(reader.read_from(STREAMS[0], 0, 500, 1 << 20).lines)
+        report = reader.verify(STREAMS[0])
+        problems = [dict(problem) for problem in report.problems]
+        assert found == written.lines[STREAMS[0]][: len(found)]
+        assert len(found) == 60 or not change.startswith(("heads", "streams"))
+    except KimiRayError as error:
+        problems = [error.to_data()]
+    assert {problem["code"] for problem in problems} <= {"store.corrupt", "log.bad_epoch"}
+    assert any({"file", "table", "rowid", "seq"} <= problem["details"].keys() for problem in problems)
+    assert written.check(change) or change.startswith("grants")
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "change", ["workspace_id = 'x'", "revision = 9", "removed = 1", "document = x'7b7d'", "document = NULL"]
+)
+async def test_every_column_of_a_session_is_guarded(tmp_path: Path, change: str) -> None:
+    written = await write_home(SqliteHome(tmp_path / "home", syncs=False), in_log=False)
+    damage(written.home.database(), f"UPDATE sessions SET {change} WHERE session_id = 's1'")
+    reader = written.reader()
+    with pytest.raises(KimiRayError) as caught:
+        reader.read_document("s1")
+    assert (caught.value.code, caught.value.details["table"]) == ("store.corrupt", "sessions")
+    listed = [row for row in reader.list_documents() if row.revision == -1]
+    assert [row.value["error"]["code"] for row in listed] == ["store.corrupt"]
+    reader.close()
 
 
 @pytest.mark.long
