@@ -128,6 +128,8 @@ async def test_whoever_waits_for_a_read_that_fails_reads_for_itself() -> None:
     shelf.failures = [StoreError("away", code="store.unavailable"), StoreError("still", code="store.unavailable")]
     shelf.gate.clear()
     tries = [asyncio.ensure_future(logs.prepare(A, WriterGrant(1, 3))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert shelf.reads == [A]
     shelf.gate.set()
     done, waiting = await asyncio.wait(tries, timeout=5, return_when=asyncio.ALL_COMPLETED)
     assert len(done) == 3 and not waiting and shelf.reads == [A, A, A]
@@ -139,10 +141,10 @@ async def test_a_cancelled_read_leaves_the_log_to_the_next() -> None:
     logs = PreparedLogs(shelf.read)
     shelf.gate.clear()
     first, second = (asyncio.ensure_future(logs.prepare(A, WriterGrant(1, 3))) for _ in range(2))
+    third = asyncio.ensure_future(logs.prepare(A, WriterGrant(1, 3)))
     await asyncio.sleep(0)
     second.cancel()
     first.cancel()
-    third = asyncio.ensure_future(logs.prepare(A, WriterGrant(1, 3)))
     await asyncio.wait([first, second], timeout=5)
     assert first.cancelled() and second.cancelled()
     shelf.gate.set()
