@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import sys
 import threading
 from pathlib import Path
@@ -12,8 +13,10 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.store import RealFs
 from kimi_ray.store.identity import require_identity
 from kimi_ray.store.sqlite import SqliteReader, sqlite_reader
+from kimi_ray.store.sqlite.beside import Onlooker
+from kimi_ray.store.sqlite.database_file import DatabaseFile
 from tests.conformance.store_contract import MAIN, header, line, notes, ok
-from tests.unit.store_sqlite.sqlite_home import SqliteHome
+from tests.unit.store_sqlite.sqlite_home import SqliteHome, damage
 
 _WRITER = """
 import asyncio, sys
@@ -108,3 +111,27 @@ async def test_a_writer_in_this_process_that_opens_while_it_is_read(tmp_path: Pa
         for thread in readers:
             await asyncio.to_thread(thread.join, 20)
     assert not failures
+
+
+async def test_a_cold_database_that_a_writer_comes_to_in_the_middle_of_a_read_is_read_again(tmp_path: Path) -> None:
+    """It is read without locks: what was seen counts only if nobody wrote meanwhile."""
+    home = SqliteHome(tmp_path / "home", syncs=False)
+    store = await home.open()
+    await store.open_session("s1", "n", workspace_id="wd_x_0123")
+    await store.open_writer(header(), "w")
+    ok(await store.append([notes(0, 3)], sync=True))
+    await store.close()
+    identity = require_identity(RealFs(), str(home.path))
+    onlooker = Onlooker(DatabaseFile(str(home.path), identity, 0))
+    seen: list[int] = []
+
+    def count(connection: sqlite3.Connection | None) -> int:
+        assert connection is not None
+        seen.append(connection.execute("SELECT count(*) FROM rows").fetchone()[0])
+        if len(seen) == 1:
+            damage(home.database(), "DELETE FROM rows WHERE id = (SELECT max(id) FROM rows)")
+        return seen[-1]
+
+    assert onlooker.read(count) == 2
+    assert seen == [3, 2]
+    onlooker.close()
