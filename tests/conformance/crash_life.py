@@ -27,6 +27,10 @@ class DiedError(Exception):
     """The process is dead."""
 
 
+class RefusedError(Exception):
+    """An append was refused."""
+
+
 @dataclass
 class LogFacts:
     """What one log must hold.
@@ -190,7 +194,8 @@ class Life:
     async def must_append(self, nonce: str, first: int, end: int, stream: Stream = MAIN, *, sync: bool) -> None:
         """``append`` that is not refused."""
         answer = await self.append(nonce, first, end, stream, sync=sync)
-        assert answer.error is None, answer.error
+        if answer.error is not None:
+            raise RefusedError(answer.error)
 
     async def close_writer(self, nonce: str, stream: Stream = MAIN) -> None:
         """End a grant."""

@@ -13,9 +13,10 @@ import random
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 
+from kimi_ray.errors import KimiRayError
 from kimi_ray.store.faults import Rule
 from kimi_ray.store.seam import Stream
-from tests.conformance.crash_life import DiedError, Ledger, Life
+from tests.conformance.crash_life import DiedError, Ledger, Life, RefusedError
 from tests.conformance.crash_oracles import check, look, next_process
 from tests.conformance.simulated_fs import SECTOR, Disk, File
 from tests.conformance.simulated_loop import SimulatedLoop
@@ -322,6 +323,30 @@ class Matrix:
 
     def _cut(self, calls: int) -> tuple[Disk, Ledger, int]:
         return self._loop.run(self._run(self._disk.clone(), self._ledger.clone(), calls))
+
+    def fail(self, seeds: Iterable[int], cuts: Iterable[int]) -> Counts:
+        """One call fails, the process sees it and ends when it is refused; then a power cut for each seed.
+
+        Where the call was no sync, its death alone is tried too: what a failed sync left in the cache is nowhere else.
+        """
+        for calls in cuts:
+            self.counts.cuts += 1
+            disk, ledger = self._disk.clone(), self._ledger.clone()
+            with self._named(calls, "the call fails"):
+                failed = self._loop.run(self._run_failing(disk, ledger, calls))
+            for seed in seeds if "sync" in failed else (None, *seeds):
+                self.try_disk(disk, ledger, calls, seed)
+        return self.counts
+
+    async def _run_failing(self, disk: Disk, ledger: Ledger, calls: int) -> str:
+        life = await Life.start(disk, ledger)
+        await self._operation.begin(life)
+        life.fs.fails_at = life.fs.made + calls
+        with contextlib.suppress(KimiRayError, RefusedError):
+            await self._operation.part(life)
+        life.fs.kill()
+        disk.capacity = None
+        return life.fs.failed
 
     async def _run(self, disk: Disk, ledger: Ledger, calls: int) -> tuple[Disk, Ledger, int]:
         operation = self._operation

@@ -280,6 +280,7 @@ class SimulatedFs:
         left: Changing calls until it dies; assign it to count from now on.
         rules: What fails. A failed ``fsync`` or ``fdatasync`` marks the dirty pages clean without writing them.
         short_write: At most so many bytes are taken by one write; None takes all.
+        fails_at: The changing call of this number fails once with ``EIO``; ``failed`` is then its name.
     """
 
     def __init__(self, disk: Disk, calls: int = 10**9) -> None:
@@ -289,6 +290,8 @@ class SimulatedFs:
         self.dead = False
         self.rules: list[Rule] = []
         self.short_write: int | None = None
+        self.fails_at: int | None = None
+        self.failed = ""
         self._files: dict[int, _Open] = {}
 
     def kill(self) -> None:
@@ -315,6 +318,9 @@ class SimulatedFs:
             self.left -= 1
             if self.left < 0:
                 self.kill()
+            elif self.made - 1 == self.fails_at:
+                self.failed = operation
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         self._check(operation, path)
         if self.disk.read_only and operation not in ("fsync", "fdatasync", "sync_dir"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)

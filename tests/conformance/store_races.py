@@ -200,8 +200,9 @@ class StoreRaces:
                 assert (grant.epoch, grant.next_seq) == (2, 2)
             else:
                 assert (view.next_seq, grant.next_seq, grant.epoch) == (4, 4, 3), (pauses, view, grant)
-            mine = [line(grant.next_seq, text="mine")]
-            ok(await store.append([batch(mine, grant.next_seq, epoch=grant.epoch, nonce="w2", stream=stream)], sync=True))
+            seq = grant.next_seq
+            mine = batch([line(seq, text="mine")], seq, epoch=grant.epoch, nonce="w2", stream=stream)
+            ok(await store.append([mine], sync=True))
             await store.close()
 
     async def test_a_load_after_an_inspection_includes_what_came_between(self, home: Home) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.store import documents, jsonl, log_files, owners, recovery, removal, stream_log
@@ -23,12 +25,13 @@ from kimi_ray.store.stream_log import StreamLog
 from tests.conformance.crash_matrix import OPERATIONS, Matrix
 from tests.conformance.simulated_home import SimulatedHome
 from tests.conformance.simulated_loop import SimulatedLoop, simulated_loop
+from tests.conformance.store_machine import MachineHome, StoreMachine
 from tests.conformance.store_races import StoreRaces
 from tests.unit.store import test_store_races as power_cut_races
 
 Patch = pytest.MonkeyPatch
 Slice = Callable[[SimulatedLoop, str], Iterator[None]]
-SEEDS = range(1, 13)
+SEEDS = (12, 1, 2, 3, 5, 8)
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------
@@ -65,6 +68,35 @@ def race(test: Callable[..., Any], **arguments: Any) -> Slice:
         yield
 
     return run
+
+
+def failing_calls(name: str) -> Slice:
+    """An operation of the crash matrix, one call of which fails."""
+
+    def run(loop: SimulatedLoop, compression: str) -> Iterator[None]:
+        matrix = Matrix(loop, next(operation for operation in OPERATIONS if operation.name == name), compression)
+        matrix.fail(SEEDS, range(matrix.calls()))
+        yield
+
+    return run
+
+
+class Simulated(StoreMachine):
+    """Both encodings on simulated machines."""
+
+    @staticmethod
+    def make_homes() -> list[MachineHome]:  # type: ignore[override]
+        return [SimulatedHome("none"), SimulatedHome("zstd")]
+
+
+def random_lives(loop: SimulatedLoop, compression: str) -> Iterator[None]:
+    """The state machine, without making its finding small."""
+    given = settings(
+        max_examples=100, stateful_step_count=30, deadline=None, database=None, derandomize=True,
+        phases=[Phase.generate], report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    run_state_machine_as_test(Simulated, settings=given)
+    yield
 
 
 # -- mutations ---------------------------------------------------------------------------------------------------------
@@ -230,6 +262,8 @@ MUTATIONS = (
     Mutation(no_fencing_by_nonce, (race(StoreRaces.test_a_zombie_after_a_restart),)),
     Mutation(no_fencing_by_epoch, (race(StoreRaces.test_a_zombie_after_a_restart),)),
     Mutation(no_fencing_by_epoch, (crashes("grant"),)),
+    Mutation(no_fencing_by_epoch, (random_lives,)),
+    Mutation(loads_do_not_ask_who_lives, (random_lives,)),
     Mutation(grants_are_not_durable, (crashes("grant"),)),
     Mutation(grants_before_what_stands_in_front, (crashes("grant over a window"),)),
     Mutation(no_first_touch_sync, (crashes("resend"),)),
@@ -248,6 +282,7 @@ MUTATIONS = (
     Mutation(closers_are_made_before_the_grant, (race(StoreRaces.test_eight_loads_of_one_interrupted_log_at_once),)),
     Mutation(repair_in_place, (crashes("repair of a cut write", "repair of a lost sector"),)),
     Mutation(sync_twice_without_writing_again, (crashes("failed sync"),)),
+    Mutation(sync_twice_without_writing_again, (failing_calls("window"),)),
     Mutation(_no_directory_sync("/agents/main"), (crashes("create"),)),
     Mutation(_no_directory_sync("/tombstones"), (crashes("remove"),)),
     Mutation(_no_directory_sync("/owners"), (crashes("claim"),)),

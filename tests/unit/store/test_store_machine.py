@@ -37,11 +37,11 @@ TestEveryBackend.settings = settings(
 def test_long_lives(budget) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    for dice in budget.rounds():
+    for _ in budget.rounds():
         run_state_machine_as_test(
             EveryBackend,
             settings=settings(
-                max_examples=20,
+                max_examples=5,
                 stateful_step_count=60,
                 deadline=None,
                 database=None,
@@ -49,4 +49,3 @@ def test_long_lives(budget) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        del dice
