@@ -141,6 +141,8 @@ def _why(one: Imported) -> str:
     if refusal is not None:
         return one_line(f"{refusal['class']}: {refusal['message']}")
     if one.outcome == "changed":
+        if one.earlier is not None and one.earlier != one.source:
+            return one_line(f"another session of this id came from {one.earlier}; --home OTHER takes both")
         return "the source has changed since it was imported; what was imported stays as it is"
     changes = {rule: count for rule, count in (one.conversions or {}).items() if ":" not in rule}
     return ", ".join(f"{count} {rule}" for rule, count in changes.items())

@@ -109,13 +109,17 @@ class Layout:
         self._places[session_id] = workspace_id
         return f"{self.sessions}/{workspace_id}/{session_id}"
 
-    def forget(self, session_id: str) -> None:
-        """Drop what is remembered about a session."""
+    def forget(self, session_id: str, *, removed: bool = False) -> None:
+        """Drop where a session is. Its name stays taken by it, also against ids that differ only in case, unless it is
+        ``removed``.
+        """
         place = self._places.pop(session_id, None)
+        if place is None:
+            return
         with self._lock:
-            if place is not None:
+            self._folded.pop(f"{self.sessions}/{place}/{session_id}/agents", None)
+            if removed:
                 self._folded.get(f"{self.sessions}/{place}", {}).pop(session_id.lower(), None)
-                self._folded.pop(f"{self.sessions}/{place}/{session_id}/agents", None)
 
     def agent_dir(self, stream: Stream) -> str | None:
         """The directory of a stream, or None for an unknown session."""

@@ -30,7 +30,7 @@ def remove_session(layout: Layout, directories: Directories, reservations: Reser
             remove_tree(layout.fs, directory)
             directories.forget(directory)
         reservations.drop_session(session_id)
-    layout.forget(session_id)
+    layout.forget(session_id, removed=True)
 
 
 def finish_removals(layout: Layout, directories: Directories) -> None:

@@ -566,6 +566,17 @@ class StoreContract:
                 await store.open_writer(header(twin), "w")
             assert caught.value.code == "store.invalid_id"
 
+    async def test_ids_that_differ_only_in_case_are_refused_also_when_the_first_is_closed(self, store: Store) -> None:
+        await self.start(store, count=1)
+        for closed in (False, True):
+            if closed:
+                await store.close_writer(MAIN, 1, "w")
+                await store.close_session("s1", "n")
+            with pytest.raises(StoreError) as caught:
+                await store.open_session("S1", "n", workspace_id="wd_x_0123")
+            assert caught.value.code == "store.invalid_id"
+            assert await store.read_document("S1") is None and await store.list_logs(session_id="S1") == []
+
     # -- blobs -------------------------------------------------------------------------------------------------------
 
     async def test_blobs(self, home: Home) -> None:

@@ -34,7 +34,9 @@ _BATCH_EVENTS: Final = 4096
 
 @dataclass(slots=True)
 class Imported:
-    """What became of one session. ``report`` is what ``Reading.to_data`` said, ``source`` its file."""
+    """What became of one session. ``report`` is what ``Reading.to_data`` said, ``source`` its file; ``earlier`` is
+    where a session of this id that is here already was imported from.
+    """
 
     report: JsonObject
     source: str
@@ -43,6 +45,7 @@ class Imported:
     events: int = 0
     conversions: JsonObject | None = None
     error: KimiRayError | None = None
+    earlier: str | None = None
 
     def to_data(self) -> JsonObject:
         """The session in the document of ``--json``."""
@@ -142,29 +145,44 @@ def _convert(reading: Reading) -> _Converted:
 
 async def _import(store: Store, reading: Reading, report: JsonObject) -> Imported:
     dsh_id, header = str(reading.id), cast("JsonObject", reading.header)
-    session_id, stored = await _choose(store, dsh_id)
+    session_id, stored = await _choose(store, dsh_id, candidates(dsh_id))
     parent = header.get("parentSession")
-    parent_id = None if parent is None else (await _choose(store, str(parent)))[0]
+    parent_id = None if parent is None else (await _choose(store, str(parent), candidates(str(parent))))[0]
     converted = await asyncio.to_thread(_convert, reading)
     reading.stored = reading.closers = None
-    ours = log_header(session_id, header, converted.facts, parent_id, converted.counts)
+    if stored is None:
+        try:
+            return await _make(store, reading, report, converted, session_id, parent_id)
+        except StoreError as error:
+            if error.code != "store.invalid_id" or session_id == candidates(dsh_id)[-1]:
+                raise
+        # Another session has this id in other letters: it is not free.
+        session_id, stored = await _choose(store, dsh_id, candidates(dsh_id)[1:])
+        if stored is None:
+            return await _make(store, reading, report, converted, session_id, parent_id)
+    earlier = stored.value["custom"][FORMAT]
+    outcome = "unchanged" if earlier.get("digest") == converted.digest else "changed"
+    events, conversions = earlier.get("events", 0), earlier.get("conversions")
+    return Imported(report, reading.source, outcome, session_id, events, conversions, earlier=earlier.get("source"))
+
+
+async def _make(
+    store: Store, reading: Reading, report: JsonObject, converted: _Converted, session_id: str, parent_id: str | None
+) -> Imported:
+    dsh_id, header = str(reading.id), cast("JsonObject", reading.header)
+    counts = converted.counts.copy()
+    ours = log_header(session_id, header, converted.facts, parent_id, counts)
     origin: JsonObject = {
         "id": _plain(dsh_id),
         "digest": converted.digest,
         "events": converted.events,
         "source": _plain(reading.source),
-        "conversions": dict(sorted(converted.counts.items())),
+        "conversions": dict(sorted(counts.items())),
     }
-    done = Imported(report, reading.source, "imported", session_id, converted.events, origin["conversions"])
-    if stored is not None:
-        earlier = stored.value["custom"][FORMAT]
-        done.outcome = "unchanged" if earlier.get("digest") == converted.digest else "changed"
-        done.events, done.conversions = earlier.get("events", 0), earlier.get("conversions")
-        return done
     forked_from = parent_id if ours["origin"] == "fork" else None
     value = document(session_id, ours, converted.facts, origin, forked_from)
     await _write(store, session_id, ours, converted.pieces, value)
-    return done
+    return Imported(report, reading.source, "imported", session_id, converted.events, origin["conversions"])
 
 
 async def _write(store: Store, session_id: str, header: JsonObject, pieces: list[_Piece], value: JsonObject) -> None:
@@ -199,12 +217,13 @@ async def _write_log(store: Store, stream: Stream, header: JsonObject, pieces: l
     await store.close_writer(stream, grant.epoch, nonce)
 
 
-async def _choose(store: Store, dsh_id: str) -> tuple[str, Document | None]:
-    """Our id for a session of the harness, and its document when it was imported before.
+async def _choose(store: Store, dsh_id: str, ids: list[str]) -> tuple[str, Document | None]:
+    """Our id for a session of the harness, of those it may have, and its document when it was imported before.
 
-    Its own id if that fits into a path and is free or this very session; else one made of it.
+    The one that it has already; else the first that is free, or that an import of it began.
     """
-    for candidate in candidates(dsh_id):
+    free: list[str] = []
+    for candidate in ids:
         stored = await store.read_document(candidate)
         if stored is not None:
             custom: Any = stored.value.get("custom") or {}
@@ -214,7 +233,9 @@ async def _choose(store: Store, dsh_id: str) -> tuple[str, Document | None]:
         logs = await store.list_logs(session_id=candidate)
         kept: list[Any] = [(log.header or {}).get("imported") or {} for log in logs]
         if all(_is_ours(imported.get("header"), dsh_id) for imported in kept):
-            return candidate, None
+            free.append(candidate)
+    if free:
+        return free[0], None
     raise StoreError(
         f"the session ids that {_plain(dsh_id)!r} could have here are taken by other sessions",
         code="import.id_taken",

@@ -27,7 +27,7 @@ from kimi_ray.store.seam import (
 )
 from kimi_ray.store.sharding import shard_of
 from kimi_ray.store.sqlite.beside import Onlooker
-from kimi_ray.store.sqlite.catalogue import StoredStream, refuse_removed, require_stream
+from kimi_ray.store.sqlite.catalogue import StoredSession, StoredStream, refuse_removed, require_stream
 from kimi_ray.store.sqlite.connections import check_library
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.listing import documents_after, lost_logs, streams_after
@@ -181,7 +181,16 @@ class SqliteReader:
     def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""
         shard = self.shard(session_id)
-        session = _read(shard, lambda c, file: refuse_removed(c, file, session_id), None)
+
+        def find(connection: Connection, file: str) -> StoredSession | None:
+            try:
+                return refuse_removed(connection, file, session_id)
+            except StoreError as error:
+                if error.code != "store.invalid_id":
+                    raise
+                return None  # the one that is there has another id, in other letters
+
+        session = _read(shard, find, None)
         return None if session is None else session.to_document()
 
     def list_documents(self) -> list[Document]:

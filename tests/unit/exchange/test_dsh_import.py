@@ -167,6 +167,26 @@ async def test_an_id_that_another_session_has(tmp_path: Path) -> None:
     assert {one.outcome for one in (await run(home, FIXTURES / "jsonl-none-full")).values()} == {"unchanged"}
 
 
+@pytest.mark.parametrize(("backend", "compression"), BACKENDS)
+async def test_ids_that_differ_only_in_case(tmp_path: Path, backend: str, compression: str) -> None:
+    root, home = tmp_path / "root", tmp_path / "home"
+    ids = ["FULL", "Full", "full"]
+    for session_id in ids:
+        put(root, header(session_id), plain(header(session_id), crashed()))
+    put(root, header("z", parentSession="full"), plain(header("z", parentSession="full"), crashed()))
+    done = await run(home, root, backend=backend, compression=compression)
+    assert {one.outcome for one in done.values()} == {"imported"}
+    assert [done[key].session_id for key in ids] == ["FULL", candidates("Full")[1], candidates("full")[1]]
+    parent = (await stored_log(home, "z")).header.parent
+    assert parent is not None and parent.session_id == candidates("full")[1]
+    again = await run(home, root, backend=backend, compression=compression)
+    assert {one.outcome for one in again.values()} == {"unchanged"}
+    async with opened(home, backend, compression) as store:
+        await store.remove(candidates("full")[1])
+    again = await run(home, root, backend=backend, compression=compression)
+    assert again["full"].outcome == "removed"
+
+
 async def test_a_removed_session_does_not_come_back(tmp_path: Path) -> None:
     root, home = tmp_path / "root", tmp_path / "home"
     put(root, header("a"), plain(header("a"), crashed()))
