@@ -269,18 +269,19 @@ class AgentHost:
         stream = Stream(*spec.stream)
         if self._closed:
             raise AgentError(f"the host {self.name} is closing", code="agent.closed", retryable=True)
-        living = self._agents.get(stream)
-        if living is not None and living.closed and living.failure is None:
-            # It is just being closed, or could not be made durable when it was: that comes first.
-            ack = await self._close_one(stream, False)
-            if ack.error is not None:
-                raise error_from_data(ack.error)
-            living = self._agents.get(stream)
-        if living is not None and living.failure is None:
-            if self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
+        while (living := self._agents.get(stream)) is not None:
+            if living.closed:
+                # It is just being closed, broke, or could not be made durable when it was closed: that comes first.
+                ack = await self._close_one(stream, False)
+                if ack.error is not None:
+                    raise error_from_data(ack.error)
+            elif self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
+                if living.closed:
+                    continue
                 self._claims[stream] = spec.claim
                 return living
-            self._fenced(stream)
+            elif self._agents.get(stream) is living:
+                self._fenced(stream)
         pending = self._opening.get(stream)
         if pending is None:
             pending = self._opening[stream] = asyncio.ensure_future(self._bring_to_life(spec))

@@ -127,3 +127,24 @@ async def test_an_agent_that_is_just_coming_to_life_is_closed_too(
     await coming
     assert [ack.error for ack in await closing] == [None]
     assert (await place.peer().call("ping", timeout_s=5))["agents"] == 0
+
+
+async def test_an_agent_that_is_closed_while_it_is_looked_at_is_brought_to_life_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = await lived(place)
+    is_newest, gate, asked = core._is_newest, asyncio.Event(), asyncio.Event()
+
+    async def slow(agent: Any) -> bool:
+        asked.set()
+        await gate.wait()
+        return await is_newest(agent)
+
+    monkeypatch.setattr(core, "_is_newest", slow)
+    coming = asyncio.create_task(ran(place.peer(), RunRequest(place.spec(new=False), (PromptSpec("q", "again"),))))
+    async with asyncio.timeout(5):
+        await asked.wait()
+    await place.peer().call("close_agents", [place.stream("main")], False, timeout_s=20)
+    gate.set()
+    await coming
+    assert (await ended(place.peer(), place.stream("main"), "q")).result.state == "completed"
