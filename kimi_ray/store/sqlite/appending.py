@@ -10,7 +10,7 @@ from kimi_ray.store.admission import checked_payload, rows_after_overlap
 from kimi_ray.store.layout import not_found
 from kimi_ray.store.refusals import grant_fenced
 from kimi_ray.store.seam import Batch, LogView, Stream
-from kimi_ray.store.sqlite.catalogue import find_stream, read_head, refuse_removed, write_head
+from kimi_ray.store.sqlite.catalogue import find_stream, read_head, refuse_gone, write_head
 from kimi_ray.store.sqlite.failures import FAILURES, corrupt_row, is_damage, store_error
 from kimi_ray.store.sqlite.granting import Granter
 from kimi_ray.store.sqlite.paging import read_lines
@@ -97,7 +97,7 @@ def _append(connection: Connection, file: str, batch: Batch) -> int:
 def _head(connection: Connection, file: str, batch: Batch) -> Head:
     found = find_stream(connection, file, batch.stream)
     if found is None:
-        refuse_removed(connection, file, batch.stream.session_id)
+        refuse_gone(connection, file, batch.stream.session_id)
         raise not_found(batch.stream)
     head = read_head(connection, file, found.id)
     if head is None:

@@ -179,7 +179,7 @@ def require_stream(connection: Connection, file: str, stream: Stream) -> tuple[S
     """
     found = find_stream(connection, file, stream)
     if found is None:
-        refuse_removed(connection, file, stream.session_id)
+        refuse_gone(connection, file, stream.session_id)
         refuse_lost_name(connection, file, stream)
         raise not_found(stream)
     head = read_head(connection, file, found.id)
@@ -256,6 +256,19 @@ def refuse_removed(connection: Connection, file: str, session_id: str) -> Stored
     if found is not None and found.removed:
         raise deleted(session_id)
     return found
+
+
+def refuse_gone(connection: Connection, file: str, session_id: str) -> None:
+    """As ``refuse_removed`` for somebody who looks for a session: one whose id differs in case is another.
+
+    Raises:
+        StoreError: ``store.deleted``, ``store.corrupt``.
+    """
+    try:
+        refuse_removed(connection, file, session_id)
+    except StoreError as error:
+        if error.code != "store.invalid_id":
+            raise
 
 
 def place_session(connection: Connection, file: str, session_id: str, workspace_id: str) -> StoredSession:

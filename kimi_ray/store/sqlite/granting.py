@@ -16,7 +16,7 @@ from kimi_ray.store.sqlite.catalogue import (
     insert_stream,
     place_session,
     read_head,
-    refuse_removed,
+    refuse_gone,
     replace_header,
     write_head,
 )
@@ -62,7 +62,7 @@ class Granter:
         found = None if connection is None else find_stream(connection, self.file, stream)
         if connection is None or found is None:
             if connection is not None:
-                refuse_removed(connection, self.file, stream.session_id)
+                refuse_gone(connection, self.file, stream.session_id)
             raise not_found(stream)
         return self.head_of(connection, found)
 

@@ -177,6 +177,18 @@ async def test_an_old_library_is_refused_before_anything_is_made(home: SqliteHom
     assert not home.path.exists()
 
 
+async def test_an_id_that_differs_in_case_is_not_found_and_not_made(home: SqliteHome) -> None:
+    store = await home.open()
+    await start(store, Stream("Same", "main"))
+    twin = Stream("same", "main")
+    for work in (store.read_from(twin, 0), store.inspect(twin), store.open_writer(twin, "w"), store.revision(twin)):
+        assert (await refused(work)).code == "store.not_found"
+    assert code((await store.append([notes(0, 1, stream=twin)], sync=True))[0]) == "store.not_found"
+    assert (await refused(store.open_session("same", "n", workspace_id="wd_x_0123"))).code == "store.invalid_id"
+    assert (await refused(store.open_writer(header(twin), "w"))).code == "store.invalid_id"
+    await store.close()
+
+
 # -- leftovers --------------------------------------------------------------------------------------------------------
 
 
