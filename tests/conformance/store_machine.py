@@ -55,8 +55,14 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.writer: Writer | None = None
-        self.newest = 0
+        self.newest: list[int] = []  # by backend
         self.granted_here = False
+        self.forked = False
+
+    @property
+    def exists(self) -> bool:
+        """A fork is there even with no event."""
+        return self.forked or bool(self.lines)
 
     @property
     def turn_open(self) -> bool:
@@ -66,7 +72,7 @@ class Log:
 
     def expected(self, lines: list[bytes], first: int, writer: Writer) -> str | None:
         """The answer to a batch."""
-        if not self.lines and self.writer is None:
+        if not self.exists and self.writer is None:
             return "store.not_found"
         if writer is not self.writer:
             return "store.fenced"
@@ -84,6 +90,8 @@ class Writer:
         self.nonce = nonce
         self.epochs = epochs
         self.lines = list(lines)
+        self.cut_off = False
+        """A power cut ended it before its log was there; nothing is promised about such a grant, and nobody has it."""
 
 
 class Claim:
@@ -111,6 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.streams = list(STREAMS)
         self.logs = [Log() for _ in STREAMS]
         self.claims = {session: Claim() for session in SESSIONS}
+        self.early: list[Writer] = []
         self.count = 0
 
     # -- in lockstep --------------------------------------------------------------------------------------------------
@@ -169,13 +178,15 @@ class StoreMachine(RuleBasedStateMachine):
     def grant(self, index: int) -> Writer:
         index %= len(self.logs)
         log, stream, nonce = self.logs[index], self.streams[index], self._new_nonce()
-        target = stream if log.lines else header(stream)
+        target = stream if log.exists else header(stream)
         found = self.each(self.process_of(stream.session_id), lambda store, _: store.open_writer(target, nonce))
         assert {grant.next_seq for grant in found} == {len(log.lines)}
         epochs = [grant.epoch for grant in found]
-        assert min(epochs) > log.newest or not log.lines
-        log.newest = max(log.newest, *epochs)
+        assert not log.exists or all(new > old for new, old in zip(epochs, log.newest, strict=True))
+        log.newest = epochs
         log.writer, log.granted_here = Writer(index, nonce, epochs, log.lines), True
+        if not log.exists:
+            self.early.append(log.writer)
         return log.writer
 
     @rule(writer=writers)
@@ -183,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A lost answer: the nonce that holds the grant asks again."""
         log, stream = self.logs[writer.index], self.streams[writer.index]
         if log.writer is writer:
-            target = stream if log.lines else header(stream)
+            target = stream if log.exists else header(stream)
             process = self.process_of(stream.session_id)
             found = self.each(process, lambda store, _: store.open_writer(target, writer.nonce))
             assert [grant.epoch for grant in found] == writer.epochs
@@ -227,6 +238,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _deliver(self, writer: Writer, first: int, end: int, *, sync: bool, wrong: int | None = None) -> None:
         log, stream = self.logs[writer.index], self.streams[writer.index]
+        if writer.cut_off:
+            return
         lines = writer.lines[first:end]
         if wrong is not None:
             lines[wrong] = line(first + wrong, by="somebody else")
@@ -268,7 +281,7 @@ class StoreMachine(RuleBasedStateMachine):
         process = self.process_of(stream.session_id)
         found = self.each(process, lambda store, _: store.load(stream, is_live=is_live))
         live = log.granted_here or (log.writer is not None and is_live is not False)
-        if not log.lines:
+        if not log.exists:
             assert codes(found) == {"store.not_found"}
         elif log.turn_open and live:
             assert codes(found) == {"log.turn_open"}
@@ -281,7 +294,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert all(lines == stored[0] for lines in stored), "backends close a turn alike"
                 assert stored[0][: len(log.lines)] == log.lines
                 log.lines, log.writer = stored[0], None
-                log.newest = max(log.newest, *(view.epoch for view in found))
+                log.newest = [view.epoch for view in found]
                 assert not log.turn_open
             assert {view.next_seq for view in found} == {len(log.lines)}
 
@@ -294,12 +307,13 @@ class StoreMachine(RuleBasedStateMachine):
         target, nonce = Stream(source.session_id, f"fork-{len(self.logs)}"), self._new_nonce()
         process = self.process_of(source.session_id)
         found = self.each(process, lambda store, _: store.fork(source, cut, header(target), nonce))
-        if not log.lines or cut > len(log.lines):
-            assert codes(found) == {"store.gap" if log.lines else "store.not_found"}
+        if not log.exists or cut > len(log.lines):
+            assert codes(found) == {"store.gap" if log.exists else "store.not_found"}
             return Writer(index, nonce, [10**6] * len(self.homes), log.lines)
         made = Log()
+        made.forked = True
         made.lines = log.lines[:cut]
-        made.newest = max(grant.epoch for grant in found)
+        made.newest = [grant.epoch for grant in found]
         assert {grant.next_seq for grant in found} == {cut}
         made.writer = Writer(len(self.logs), nonce, [grant.epoch for grant in found], made.lines)
         made.granted_here = True
@@ -365,13 +379,16 @@ class StoreMachine(RuleBasedStateMachine):
         """After everything was made durable, so that all backends still agree on what is there."""
         for stream, log in zip(self.streams, self.logs, strict=True):
             process, writer = self.process_of(stream.session_id), log.writer
-            if writer is not None and not log.lines:
+            if writer is not None and not log.exists:
                 self.close_writer(writer)
             elif writer is not None:
                 end = len(log.lines)
                 send = [batch([], end, epoch=e, nonce=writer.nonce, stream=stream) for e in writer.epochs]
                 found = self.each(process, lambda store, number, send=send: store.append([send[number]], sync=True))
                 assert {result[0].durable for result in found} == {end}
+        for writer in self.early:
+            writer.cut_off = not self.logs[writer.index].exists
+        self.early.clear()
         for number, home in enumerate(self.homes):
             if not home.power_cut(seed):
                 for store in self.stores[number]:
@@ -386,7 +403,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reads_are_the_model(self) -> None:
         """In both processes, and nobody writes by reading."""
         self.count += 1
-        present = {stream for stream, log in zip(self.streams, self.logs, strict=True) if log.lines or _made(stream)}
+        present = {stream for stream, log in zip(self.streams, self.logs, strict=True) if log.exists}
         for number, home in enumerate(self.homes):
             store = self.stores[number][self.count % PROCESSES]
             if store is None:
@@ -406,7 +423,7 @@ class StoreMachine(RuleBasedStateMachine):
             for number, home in enumerate(self.homes):
                 store = self.stores[number][0]
                 for stream, log in zip(self.streams, self.logs, strict=True):
-                    if store is not None and log.lines:
+                    if store is not None and log.exists:
                         assert home.run(store.verify(stream)).ok, (home.name, stream)
                 for opened in self.stores[number]:
                     if opened is not None:
@@ -419,11 +436,6 @@ class StoreMachine(RuleBasedStateMachine):
 def codes(answers: list[Any]) -> set[str]:
     """The codes of answers that are errors; empty for one that is none."""
     return {answer if isinstance(answer, str) else "" for answer in answers}
-
-
-def _made(stream: Stream) -> bool:
-    """A fork is there even with no event."""
-    return stream.agent_id.startswith("fork-")
 
 
 def _reason(turn: str) -> dict[str, Any]:
