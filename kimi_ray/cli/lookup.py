@@ -103,7 +103,14 @@ async def find_session(store: ReadStore, text: str) -> str:
 
 def is_run(text: str) -> bool:
     """Whether it names a run directory."""
-    return (Path(text).expanduser() / _MANIFEST).is_file()
+    return _has_manifest(text)
+
+
+def _has_manifest(text: str) -> bool:
+    try:
+        return (Path(text).expanduser() / _MANIFEST).is_file()
+    except (OSError, RuntimeError):  # a name that is too long, a link that leads in a circle; a ~ of nobody
+        return False
 
 
 def _run_id_of(text: str) -> str | None:
@@ -131,9 +138,8 @@ async def _find_rollout(store: ReadStore, text: str) -> Stream:
 def _split_run(text: str) -> tuple[Path, str] | None:
     """``DIR:ITEM`` where DIR is a run directory; both may hold colons."""
     for at in (at for at, char in enumerate(text) if char == ":"):
-        directory = Path(text[:at]).expanduser()
-        if text[:at] and (directory / _MANIFEST).is_file():
-            return directory, text[at + 1 :]
+        if text[:at] and _has_manifest(text[:at]):
+            return Path(text[:at]).expanduser(), text[at + 1 :]
     return None
 
 

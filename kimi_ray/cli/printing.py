@@ -9,14 +9,17 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO, cast
 
-from pydantic_core import to_json
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
 
 from kimi_ray.errors import KimiRayError
 
 # C0 but tab and newline, DEL, C1, and the marks that turn the direction of text around.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _GAP = "  "
 _ELLIPSIS = "…"
 _MIN_CELL = 8
@@ -97,9 +100,25 @@ def tell(text: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, on one line."""
-    sys.stdout.write(to_json(value, inf_nan_mode="null").decode() + "\n")
+    """One JSON document on stdout, on one line. What UTF-8 cannot hold (a file's name may) becomes U+FFFD."""
+    try:
+        document = to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:
+        document = to_json(_whole_characters(value), inf_nan_mode="null")
+    sys.stdout.write(document.decode() + "\n")
     sys.stdout.flush()
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str | Path):
+        return _SURROGATE.sub("\ufffd", str(value))
+    if isinstance(value, BaseModel):
+        return _whole_characters(value.model_dump())
+    if isinstance(value, dict):
+        return {_whole_characters(key): _whole_characters(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_whole_characters(one) for one in cast("list[Any]", value)]
+    return value
 
 
 def print_error(error: KimiRayError, *, as_json: bool) -> None:

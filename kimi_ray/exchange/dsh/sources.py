@@ -6,9 +6,11 @@ written, and no file of the source is opened for writing.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kimi_ray.errors import ConfigError
@@ -22,6 +24,7 @@ from kimi_ray.exchange.dsh.model import JsonObject, Reading
 
 PLAIN_NAME: Final = "session.jsonl"
 COMPRESSED_NAME: Final = "session.jsonl.zstd"
+DATABASE_NAME: Final = "sessions.sqlite"
 _NAMES: Final = (PLAIN_NAME, COMPRESSED_NAME)
 _FLAT = re.compile(r".\.jsonl(\.zstd)?\Z")
 _PROJECT = re.compile(r"--.*--\Z", re.DOTALL)
@@ -41,15 +44,16 @@ def read_source(path: str) -> Iterator[Reading]:
     if os.path.isfile(place):
         yield from _file(place)
         return
-    if not os.path.isdir(place):
+    if not path or not os.path.isdir(place):
+        what = "the path is empty" if not path else f"there is no {place}"
         raise ConfigError(
-            f"there is no {place}",
+            f"{place} is neither a file nor a directory" if path and os.path.lexists(place) else what,
             code="import.not_found",
             hint="name a root of session logs, a session's directory, a log file or a database",
             details={"path": place},
         )
     found = False
-    for reading in _without_twins(_directory(place)):
+    for reading in _without_twins(_told(place, _directory)):
         found = True
         yield reading
     if not found:
@@ -61,30 +65,39 @@ def read_source(path: str) -> Iterator[Reading]:
         )
 
 
-def _directory(place: str) -> list[tuple[str, Iterator[Reading]]]:
+_Found = list[tuple[str, Iterator[Reading]]]
+
+
+def _told(place: str, look: Callable[[str], _Found]) -> _Found:
+    """What is found in a directory; one that cannot be listed is told."""
+    try:
+        return look(place)
+    except OSError as error:
+        reading = Reading(None, place, "none")
+        reading.error = _unreadable(place, error)
+        return [(place, iter([reading]))]
+
+
+def _directory(place: str) -> _Found:
     """What a directory holds: ``(file, its sessions)`` without reading any of them yet."""
-    if any(os.path.isfile(f"{place}/{name}") for name in _NAMES):
+    if _logs(place):
         return [_session(place)]
     for one in _directories(place):
-        if any(os.path.isfile(f"{one}/{name}") for name in _NAMES):
+        if _logs(one):
             return _project(place)
-    found = [entry for project in _directories(place) for entry in _project(project)]
+    found = [entry for project in _directories(place) for entry in _told(project, _project)]
     found += [(path, _database(path)) for path in _files(place) if _is_database(path)]
     if not found and os.path.isdir(f"{place}/sessions"):
         return _directory(f"{place}/sessions")
     return found
 
 
-def _project(project: str) -> list[tuple[str, Iterator[Reading]]]:
-    found = [
-        _session(directory)
-        for directory in _directories(project)
-        if any(os.path.isfile(f"{directory}/{name}") for name in _NAMES)
-    ]
+def _project(project: str) -> _Found:
+    found = [_session(directory) for directory in _directories(project) if _logs(directory)]
     return found + [(path, _flat(path)) for path in _files(project) if _FLAT.search(os.path.basename(path))]
 
 
-def _without_twins(found: list[tuple[str, Iterator[Reading]]]) -> Iterator[Reading]:
+def _without_twins(found: _Found) -> Iterator[Reading]:
     """The sessions, those whose id is in several places refused: nobody can say which is meant."""
     places: dict[str, list[str]] = {}
     for path, _ in found:
@@ -104,10 +117,24 @@ def _without_twins(found: list[tuple[str, Iterator[Reading]]]) -> Iterator[Readi
 
 
 def _session(directory: str) -> tuple[str, Iterator[Reading]]:
-    present = [f"{directory}/{name}" for name in _NAMES if os.path.isfile(f"{directory}/{name}")]
+    present = _logs(directory)
     if len(present) == 1:
         return present[0], _file(present[0])
     return present[0], _both(present)
+
+
+def _logs(directory: str) -> list[str]:
+    """What lies where the logs of a session would: whatever it is, the session is told."""
+    present: list[str] = []
+    for name in _NAMES:
+        try:
+            os.lstat(f"{directory}/{name}")
+        except PermissionError:
+            return [f"{directory}/{name}"]  # one of them may be there, and reading it says why it cannot be told
+        except OSError:
+            continue
+        present.append(f"{directory}/{name}")
+    return present
 
 
 def _both(present: list[str]) -> Iterator[Reading]:
@@ -130,11 +157,13 @@ def _flat(path: str) -> Iterator[Reading]:
 
 def _file(path: str) -> Iterator[Reading]:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with open(path, "rb") as file:
             start = file.read(16)
     except OSError as error:
         reading = Reading(_id_of(path), path, "none")
-        reading.error = corrupt(f"{path} cannot be read: {error.strerror or error}", file=path)
+        reading.error = _unreadable(path, error)
         yield reading
         return
     if start == database.MAGIC:
@@ -145,12 +174,16 @@ def _file(path: str) -> Iterator[Reading]:
     try:
         _read_log(reading, _stable_bytes(path))
     except OSError as error:
-        reading.error = corrupt(f"{path} cannot be read: {error.strerror or error}", file=path)
+        reading.error = _unreadable(path, error)
     except Refusal as refusal:
         reading.error = refusal.placed(file=path)
         if refusal.kind == "unsupported":
             refusal.message += f" (raw log: {path})"
     yield reading
+
+
+def _unreadable(path: str, error: OSError) -> Refusal:
+    return corrupt(f"{path} cannot be read: {error.strerror or error}", file=path)
 
 
 def _read_log(reading: Reading, data: bytes) -> None:
@@ -196,9 +229,9 @@ def _database(path: str) -> Iterator[Reading]:
                 except Refusal as refusal:
                     reading.error = refusal.placed(file=path)
                 yield reading
-    except Refusal as refusal:
+    except (Refusal, OSError) as error:
         reading = Reading(None, path, "sqlite")
-        reading.error = refusal.placed(file=path)
+        reading.error = _unreadable(path, error) if isinstance(error, OSError) else error.placed(file=path)
         yield reading
 
 
@@ -233,6 +266,8 @@ def _is_bound(path: str) -> bool:
 
 
 def _is_database(path: str) -> bool:
+    if os.path.basename(path) == DATABASE_NAME:
+        return True  # also when it does not begin like one: it is told as damaged
     try:
         with open(path, "rb") as file:
             return file.read(len(database.MAGIC)) == database.MAGIC
@@ -241,16 +276,24 @@ def _is_database(path: str) -> bool:
 
 
 def _directories(place: str) -> list[str]:
-    return sorted(entry.path for entry in _entries(place) if entry.is_dir())
+    return sorted(entry.path for entry in _entries(place) if _holds(entry.is_dir))
 
 
 def _files(place: str) -> list[str]:
-    return sorted(entry.path for entry in _entries(place) if entry.is_file())
+    return sorted(entry.path for entry in _entries(place) if _holds(entry.is_file))
+
+
+def _holds(check: Callable[[], bool]) -> bool:
+    """A check of an entry; a link that leads in a circle is nothing."""
+    try:
+        return check()
+    except OSError:
+        return False
 
 
 def _entries(place: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(place) as found:
             return list(found)
-    except OSError:
-        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # it went away meanwhile

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_ray.cli.event_lines import event_line, event_text
-from kimi_ray.cli.printing import clip, columns, one_line, safe, table
+from kimi_ray.cli.printing import clip, columns, one_line, print_json, safe, table
 from kimi_ray.cli.progress import LineView, LiveView, counts_line, progress_view, stalled_lines
 from kimi_ray.events import CORE, make_event
 from kimi_ray.hosts.swarm_words import Stalled, SwarmProgress
@@ -22,6 +24,14 @@ def test_safe_text_holds_no_command(text: str) -> None:
     assert not any((ord(char) < 0x20 and char not in "\t\n") or 0x7F <= ord(char) <= 0x9F for char in shown)
     assert not any("\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069" for char in shown)
     shown.encode()  # a lone surrogate would fail here
+
+
+def test_a_document_of_what_utf8_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    row = RowError.model_construct(code="x", message="a\udcffb")
+    print_json({"\udcff": [("x\ud800", 1.5, None, True)], "path": Path("/p/\udcfe"), "row": row, "nan": float("nan")})
+    told = json.loads(capsys.readouterr().out)
+    assert (told["\ufffd"], told["path"], told["nan"]) == ([["x\ufffd", 1.5, None, True]], "/p/\ufffd", None)
+    assert told["row"]["message"] == "a\ufffdb"
 
 
 @given(st.text(), st.integers(1, 40))

@@ -52,6 +52,16 @@ def test_nothing_yet(cli: Cli, home: Path) -> None:
     assert "code: store.not_found" in missing.err
 
 
+def test_names_that_no_file_can_have(cli: Cli, filled: Path) -> None:
+    (filled / "circle").symlink_to("circle")
+    long = "x" * 300
+    for name in (long, long + ":a", 20 * long, "circle", "circle:a", "circle/agent-1", "~nobody-here", "\udcff"):
+        for command in ("show", "tail", "verify", "salvage"):
+            result = cli("sessions", command, name, "--json")
+            assert result.code == 2, (name, result)
+            assert result.document["error"]["code"] in ("session.not_found", "request.unknown_id"), (name, result)
+
+
 def test_list(cli: Cli, filled: Path, home: Path) -> None:
     document = cli("sessions", "list", "--json").document
     assert document["total"] == 1

@@ -59,6 +59,56 @@ def test_nothing_there(tmp_path: Path) -> None:
         assert caught.value.code == code and str(path) in caught.value.message
 
 
+def test_what_is_neither_a_file_nor_a_directory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    for path, said in (("pipe", "neither"), ("circle", "neither"), ("none", "there is no")):
+        with pytest.raises(ConfigError, match=said) as caught:
+            list(read_source(str(tmp_path / path)))
+        assert caught.value.code == "import.not_found"
+    with pytest.raises(ConfigError, match="empty"):
+        list(read_source(""))
+
+
+def test_odd_entries_of_a_root_are_told_or_are_no_sessions(tmp_path: Path) -> None:
+    put(tmp_path, header("good"), plain(header("good"), EVENTS))
+    project = tmp_path / "--p--"
+    for name in ("pipe", "directory", "circle", "device"):
+        (project / name).mkdir(parents=True)
+    os.mkfifo(project / "pipe" / "session.jsonl")
+    (project / "directory" / "session.jsonl").mkdir()
+    (project / "circle" / "session.jsonl").symlink_to("session.jsonl")
+    (project / "device" / "session.jsonl").symlink_to("/dev/zero")
+    (project / "loop").symlink_to("loop")
+    (tmp_path / "loop").symlink_to("loop")
+    (project / "up").symlink_to("..")
+    (tmp_path / "sessions.sqlite").write_bytes(b"no database" * 100)
+    readings = {reading.id: reading for reading in read_source(str(tmp_path))}
+    assert verdict(readings.pop("good")) == GOOD
+    assert set(readings) == {"pipe", "directory", "circle", "device", None}
+    errors = {key: reading.error for key, reading in readings.items()}
+    assert all(error is not None and error.kind == "corrupt" for error in errors.values())
+    assert "not a regular file" in str(errors["pipe"]) and "not a database" in str(errors[None])
+
+
+def test_directories_that_may_not_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusal is made up."""
+    put(tmp_path, header("good", "/a"), plain(header("good", "/a"), EVENTS))
+    closed = put(tmp_path, header("shut", "/b"), plain(header("shut", "/b"), EVENTS)).parent.parent
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    good, shut = list(read_source(str(tmp_path)))
+    assert verdict(good) == GOOD and shut.source == str(closed) and "Permission denied" in str(shut.error)
+    (only,) = list(read_source(str(closed)))
+    assert "Permission denied" in str(only.error)
+
+
 def test_the_directory_must_be_the_one_that_the_header_demands(tmp_path: Path) -> None:
     put(tmp_path, header("one"), plain(header("other"), EVENTS), name="one")
     put(tmp_path, header("two"), plain(header("two", "/elsewhere"), EVENTS))
