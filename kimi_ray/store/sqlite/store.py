@@ -178,8 +178,9 @@ class SqliteStore:
         found = shard.read(
             lambda connection: None if connection is None else refuse_removed(connection, shard.file.path, session_id)
         )
+        # Remembered also when it is stored: a log that was never written takes its session with it when it is closed.
         if found is not None:
-            return found.workspace_id
+            return self._places.place(session_id, found.workspace_id)
         return self._places.place(session_id, workspace_id)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
@@ -195,10 +196,11 @@ class SqliteStore:
         self, session_id: str, value: dict[str, Any], *, grant: int, nonce: str, revision: int
     ) -> int:
         """See ``Store.write_document``."""
-        workspace_id = await self._run(self._place, session_id, None)
+        await self._run(self._reader.read_document, session_id)  # one that was removed is told before all else
         shard = self._shard(session_id)
         data = to_json({key: item for key, item in value.items() if key != "revision"})
         tries = 0
+        workspace_id = ""
 
         def write(connection: Connection) -> int:
             nonlocal tries
@@ -211,9 +213,12 @@ class SqliteStore:
             write_session(connection, session.with_document(data, revision + 1))
             return revision + 1
 
-        return await self._sessions.write_document(
-            session_id, grant, nonce, lambda: shard.transactions.run(write, size=len(data), closing=True)
-        )
+        async def placed() -> int:
+            nonlocal workspace_id
+            workspace_id = await self._run(self._place, session_id, None)
+            return await shard.transactions.run(write, size=len(data), closing=True)
+
+        return await self._sessions.write_document(session_id, grant, nonce, placed)
 
     async def remove(self, session_id: str) -> None:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""
