@@ -1,10 +1,9 @@
-"""Random lives of the SQLite backend, in lockstep with plain JSONL on a simulated machine."""
+"""Random lives of the SQLite backend, against the model of every store."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from tests.conformance.simulated_home import SimulatedHome
 from tests.conformance.store_machine import MachineHome, StoreMachine
 from tests.unit.store_sqlite.sqlite_home import SqliteMachineHome
 
@@ -12,7 +11,7 @@ from tests.unit.store_sqlite.sqlite_home import SqliteMachineHome
 class SqliteMachine(StoreMachine):
     @staticmethod
     def make_homes() -> list[MachineHome]:  # type: ignore[override]
-        return [SimulatedHome("none"), SqliteMachineHome()]
+        return [SqliteMachineHome()]
 
 
 TestSqliteMachine = SqliteMachine.TestCase
