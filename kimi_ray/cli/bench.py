@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from kimi_ray.cli.options import Address, Json
-from kimi_ray.cli.printing import print_json, say
+from kimi_ray.cli.printing import print_json, say, table
 
 if TYPE_CHECKING:
     from kimi_ray.bench.report import BenchReport
@@ -178,4 +178,14 @@ def _measure(work: Coroutine[Any, Any, BenchReport], as_json: bool) -> None:
         return
     width = max(map(len, data))
     for key, value in data.items():
-        say(f"{key.ljust(width)}  {value}")
+        if not isinstance(value, dict):
+            say(f"{key.ljust(width)}  {value}")
+    for key, value in data.items():
+        if isinstance(value, dict):
+            say(f"\n{_cases(key, cast('dict[str, dict[str, Any]]', value))}")
+
+
+def _cases(title: str, cases: dict[str, dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for case in cases.values() for name in case))
+    rows = [[case, *(str(facts.get(name, "")) for name in names)] for case, facts in cases.items()]
+    return table([title, *names], rows, right="." + "r" * len(names))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import ConfigError, SessionError
+from kimi_ray.ids import is_path_safe_id
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ async def find_session(store: ReadStore, text: str) -> str:
     found = _by_suffix([document.session_id for document in documents], text, "session")
     if found is not None:
         return found
-    if text.startswith("session_") and await store.list(text):
-        return text  # its document was not written yet
+    if is_path_safe_id(text) and await store.list(text):
+        return text  # its document is gone, or was not written yet
     raise _no_session(text)
 
 

@@ -213,6 +213,8 @@ async def _checks(store: ReadStore, session: str | None, agent: str | None) -> A
 
 
 def _print_checks(checks: list[SessionCheck]) -> None:
+    from kimi_ray.store.verify import NO_DAMAGE
+
     rows = [
         [
             check.session_id,
@@ -233,13 +235,23 @@ def _print_checks(checks: list[SessionCheck]) -> None:
         say(_problem_line(session_id, problem))
     if len(problems) > _PROBLEMS_SHOWN:
         say(f"... and {len(problems) - _PROBLEMS_SHOWN} more: --json has all")
+    for check in checks:
+        if check.document == "missing":
+            say(f"{check.session_id}: no document: being made, or what is left of it; sessions salvage makes a new one")
     logs, blobs = sum(len(check.logs) for check in checks), sum(check.blobs for check in checks)
-    what = f"{len(checks)} sessions, {logs} logs, {blobs} references to blobs"
-    if problems:
-        say(f"{what}: {len(problems)} problems")
+    references = "1 reference to a blob" if blobs == 1 else f"{blobs} references to blobs"
+    what = f"{_count(len(checks), 'session')}, {_count(logs, 'log')}, {references}"
+    damage = sum(problem["code"] not in NO_DAMAGE for _, problem in problems)
+    if damage:
+        say(f"{what}: {_count(damage, 'problem')}")
         say("hint: kimi-ray sessions salvage SESSION makes a new session of everything that verifies")
     else:
-        say(f"{what}: all of it verifies")
+        notes = f"; {_count(len(problems), 'note')} of what the next writer mends" if problems else ""
+        say(f"{what}: all of it verifies{notes}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _state(ok: bool, torn: int) -> str:

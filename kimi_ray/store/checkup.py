@@ -21,6 +21,9 @@ from kimi_ray.store.verify import NO_DAMAGE
 BLOB_REFERENCE = re.compile(rb'"\$blob":"(sha256:[0-9a-f]{64})"')
 """A reference as it stands in an event's bytes; inside of a text its quotes would be escaped."""
 
+UNREADABLE = frozenset({"store.corrupt", "store.io_failed", "store.permission_denied"})
+"""Codes of a document that is there and cannot be read."""
+
 _PAGE_EVENTS = 2_000
 _TRIES = 3
 
@@ -85,7 +88,7 @@ async def check_session(
         if await store.read_document(session_id) is None:
             state = "missing"
     except KimiRayError as error:
-        if error.code != "store.corrupt":
+        if error.code not in UNREADABLE:
             raise
         state = "damaged"
         problems.append(_problem(error))

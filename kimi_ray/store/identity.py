@@ -15,7 +15,6 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.fs import Fs, RealFs, exists, io_error, io_errors, read_file, write_file
-from kimi_ray.store.layout import not_found
 from kimi_ray.store.reader import unavailable
 from kimi_ray.store.seam import StoreIdentity, StoreOptions
 
@@ -114,7 +113,12 @@ def require_identity(fs: Fs, home: str) -> StoreIdentity:
     """
     identity = read_identity(fs, home)
     if identity is None:
-        raise not_found(f"a store at {home}").with_details(home=home)
+        raise StoreError(
+            f"there is no store at {home}",
+            code="store.not_found",
+            hint="check that the home is the right one; the first run or import makes it",
+            details={"home": home},
+        )
     return identity
 
 

@@ -21,7 +21,7 @@ from kimi_ray.ids import new_session_id, new_ulid
 from kimi_ray.ids import workspace_id as workspace_id_of
 from kimi_ray.log import epoch_ms
 from kimi_ray.settings import Settings
-from kimi_ray.store.checkup import blob_references
+from kimi_ray.store.checkup import UNREADABLE, blob_references
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.layout import NO_WORKSPACE, not_found
 from kimi_ray.store.rebuild import Rebuild
@@ -419,7 +419,7 @@ async def _document(store: Store, session_id: str) -> tuple[Document | None, boo
     try:
         document = await store.read_document(session_id)
     except StoreError as error:
-        if error.code != "store.corrupt":
+        if error.code not in UNREADABLE:
             raise
         found = [one for one in await store.list_documents() if one.session_id == session_id]
         return (Document(session_id, found[0].workspace_id, -1, {}) if found else None), False

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_ray.bench.report import BenchReport
+from kimi_ray.cli import bench
 from kimi_ray.cli.event_lines import event_line, event_text
 from kimi_ray.cli.printing import clip, columns, one_line, print_json, safe, table
 from kimi_ray.cli.progress import LineView, LiveView, counts_line, progress_view, stalled_lines
@@ -143,3 +145,14 @@ def test_every_event_type_has_a_line() -> None:
         line = event_line(event, 100) + event_text(event)
         assert kind.name in line
         assert "\x1b" not in line
+
+
+def test_cases_of_a_bench_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    async def measured() -> BenchReport:
+        cases = {"disk flushes": {"kills": 3, "lost_ms": 7.5}, "os none": {"kills": 3, "lost_ms": 12.0}}
+        facts = {"value": 1, "floor": 1, "ratio": 1, "wall_s": 1, "cpu_s": 1, "peak_pss_mb": 1}
+        return BenchReport.model_validate({"bench": "loss", "unit": "ms", **facts, "figures": {"cases": cases}})
+
+    bench._measure(measured(), False)
+    told = capsys.readouterr().out
+    assert "disk flushes      3      7.5\nos none           3     12.0" in told and "{" not in told

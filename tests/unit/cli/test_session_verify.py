@@ -117,6 +117,56 @@ def test_a_home_with_broken_parts_and_sessions_without_a_document(cli: Cli, fill
     assert states == {"main": True, "agent-1": True, "agent-7": False, "agent-8": False}
 
 
+def test_a_document_that_cannot_be_read_is_told_and_hides_nobody(cli: Cli, filled: Path) -> None:
+    state = log_file(filled).parents[2] / "state.json"
+    state.unlink()
+    state.mkdir()
+
+    async def more() -> None:
+        store = await open_store_for_writing(str(filled), StoreOptions())
+        grant = await store.open_session("two", "n", workspace_id="wd_y_0123")
+        await write_log(store, turn_events(1), header_of(session="two"))
+        await store.write_document("two", {}, grant=grant.grant, nonce="n", revision=0)
+        await store.close()
+
+    asyncio.run(more())
+    result = cli("sessions", "verify", "--all", "--json")
+    assert result.code == 1
+    sessions = {session["session_id"]: session for session in result.document["sessions"]}
+    assert {name: one["document"] for name, one in sessions.items()} == {SESSION: "damaged", "two": "ok"}
+    assert [problem["code"] for problem in sessions[SESSION]["problems"]] == ["store.io_failed"]
+    salvaged = cli("sessions", "salvage", SESSION, "--json")
+    assert salvaged.code == 0 and salvaged.document["document"] == "rebuilt"
+    assert cli("sessions", "verify", salvaged.document["session_id"]).code == 0
+
+
+@pytest.mark.parametrize("name", ["session_x", "other"])
+def test_a_session_whose_document_is_gone_is_told_and_salvaged(cli: Cli, filled: Path, name: str) -> None:
+    """Its id may be any: imported ones keep theirs."""
+
+    async def more() -> None:
+        store = await open_store_for_writing(str(filled), StoreOptions())
+        await store.open_session(name, "n", workspace_id="wd_y_0123")
+        await write_log(store, turn_events(1), header_of(session=name))
+        await store.close()
+
+    asyncio.run(more())
+    shown = cli("sessions", "verify", name)
+    assert shown.code == 0 and f"{name}: no document" in shown.out
+    result = cli("sessions", "salvage", name, "--json")
+    assert result.code == 0 and result.document["document"] == "rebuilt", result
+
+
+def test_words_and_numbers(cli: Cli, filled: Path) -> None:
+    result = cli("sessions", "verify", SESSION)
+    assert "1 session, 2 logs, 1 reference to a blob: all of it verifies" in result.out, result.out
+    with log_file(filled).open("ab") as file:
+        file.write(b"torn")
+    result = cli("sessions", "verify", SESSION)
+    assert result.code == 0 and "store.torn_tail" in result.out
+    assert "all of it verifies; 1 note" in result.out and "salvage" not in result.out, result.out
+
+
 def test_beside_a_live_writer(cli: Cli, filled: Path) -> None:
     async def beside() -> None:
         store = await open_store_for_writing(str(filled), StoreOptions())
