@@ -68,13 +68,13 @@ class JsonlStore:
     ) -> None:
         """Use ``open``, which checks the home first."""
         durable = options.durability == "disk"
-        boot = str(options.extra.get("boot_id") or boot_id())
+        boot = _boot_of(options)
         self._identity = identity
         self._fs = fs
         self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store-io")
         self._layout = Layout(fs, home)
         self._directories = Directories(fs, home, durable=durable)
-        reservations = Reservations(fs, home)
+        reservations = Reservations(fs, home, boot)
         framing = framing_of(identity.compression)
         reserve = reserve_of(fs, home, options)
         self._tools = LogTools(
@@ -113,7 +113,7 @@ class JsonlStore:
             with io_errors(path):
                 identity = open_identity(files, path, options)
                 finish_removals(Layout(files, path), Directories(files, path, durable=options.durability == "disk"))
-                Reservations(files, path).sweep()
+                Reservations(files, path, _boot_of(options)).sweep()
                 sweep_abandoned(files, path)
             return path, identity
 
@@ -421,3 +421,7 @@ class JsonlStore:
         await asyncio.to_thread(self._io.shutdown, wait=True)
         self._tools.descriptors.close()
         await self._claims.close()
+
+
+def _boot_of(options: StoreOptions) -> str:
+    return str(options.extra.get("boot_id") or boot_id())

@@ -1,7 +1,8 @@
 """Grants of logs that do not exist yet: ``<home>/reserved/<session_id>.<agent_id>``.
 
 A new log becomes visible with its first batch. Until then its header, epoch and nonce are kept here, so that a store
-that dies in between still knows the writer when its first batch arrives. Not synced: a power cut ends the writer too.
+that dies in between still knows the writer when its first batch arrives. Not synced, so of an earlier boot nothing here
+counts: a power cut may have brought an older grant back in the place of a newer one.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class Reservation:
 class Reservations:
     """The reservations of one home. Blocking and thread-safe."""
 
-    def __init__(self, fs: Fs, home: str) -> None:
+    def __init__(self, fs: Fs, home: str, boot: str) -> None:
+        """``boot`` is the present boot id of the machine."""
         self._fs = fs
+        self._boot = boot
         self._directory = f"{home}/reserved"
 
     def _path(self, stream: Stream) -> str:
@@ -50,6 +53,7 @@ class Reservations:
             self._fs.mkdir(self._directory)
         data = to_json(
             {
+                "boot": self._boot,
                 "epoch": reservation.epoch,
                 "nonce": reservation.nonce,
                 "workspace_id": reservation.workspace_id,
@@ -59,10 +63,12 @@ class Reservations:
         replace_file(self._fs, self._path(stream), data, sync=False, unique=new_ulid())
 
     def find(self, stream: Stream) -> Reservation | None:
-        """The remembered grant, or None; an unreadable one counts as none."""
+        """The remembered grant, or None; an unreadable one counts as none, and so does one of an earlier boot."""
         try:
             value: Any = from_json(read_file(self._fs, self._path(stream)))
             facts = cast("dict[str, Any]", value)
+            if facts["boot"] != self._boot:
+                return None
             return Reservation(int(facts["epoch"]), str(facts["nonce"]), str(facts["workspace_id"]), facts["header"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None

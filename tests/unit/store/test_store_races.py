@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,26 @@ def test_a_sync_that_fails_in_an_unforeseen_way_is_an_answer(
         await store.close()
 
     machine.run(life())
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_no_older_grant_of_an_unwritten_log_comes_back_with_a_power_cut(compression: str) -> None:
+    """Reservations are not synced, so after a power cut the one on the disk may be the fenced writer's."""
+
+    async def grants(machine: SimulatedHome) -> None:
+        store = await machine.open()
+        await store.open_session(MAIN.session_id, "n", workspace_id="wd_x_0123")
+        assert [(await store.open_writer(header(), nonce)).epoch for nonce in ("old", "new")] == [1, 2]
+
+    async def zombie(machine: SimulatedHome) -> str:
+        store = await machine.open()
+        await store.open_session(MAIN.session_id, "n", workspace_id="wd_x_0123")
+        (answer,) = await store.append([notes(0, 3, nonce="old")], sync=True)
+        await store.close()
+        return code(answer)
+
+    for seed in range(100):
+        with contextlib.closing(SimulatedHome(compression)) as machine:
+            machine.run(grants(machine))
+            machine.power_cut(seed)
+            assert machine.run(zombie(machine)) == "store.not_found", seed
