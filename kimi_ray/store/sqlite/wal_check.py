@@ -3,7 +3,10 @@
 SQLite reads its log (``-wal``) as far as the checksums go and forgets the rest: right for a write that a power cut
 tore, wrong for a bit that flipped in what was acknowledged. The two are told apart as by the Tail rule of JSONL: while
 the machine has not been restarted since, nothing that was written is lost, so a frame that is there in full and does
-not verify was damaged. After a restart the end of the log is what verifies.
+not verify was damaged, if a commit follows that does. After a restart the end of the log is what verifies.
+
+Frames behind the last commit say nothing: SQLite writes pages of a transaction before its commit, and when it fails (on
+a full disk) or is rolled back they stay, of the same age as what is committed over the first of them later.
 """
 
 from __future__ import annotations
@@ -98,32 +101,37 @@ class _Log:
         if not self._header_is_whole:
             return 0
         at: Sum = self._start
+        ended = True
         for number in range(self._count):
             frame = self._frame(number)
             computed = self._chained(at, frame)
             if self._is_ours(frame) and computed == _stored(frame):
-                at = computed
+                at, ended = computed, _is_commit(frame)
                 continue
-            damaged = self._goes_on_after(number, computed) or self._is_last_and_ours(number, frame)
+            damaged = self._is_committed_after(number, computed) or self._is_last_commit(number, frame, ended)
             return _HEADER + number * _FRAME if damaged else None
         return None
 
-    def _goes_on_after(self, number: int, computed: Sum) -> bool:
-        """Whether a frame after this one verifies, from what is stored before it or would be."""
+    def _is_committed_after(self, number: int, computed: Sum) -> bool:
+        """Whether a commit after this frame verifies, from what is stored before it or would be."""
         before = [computed, _stored(self._frame(number))]
         for later in range(number + 1, self._count):
             frame = self._frame(later)
-            if self._is_ours(frame) and any(self._chained(start, frame) == _stored(frame) for start in before):
+            verifies = self._is_ours(frame) and any(self._chained(start, frame) == _stored(frame) for start in before)
+            if verifies and _is_commit(frame):
                 return True
             if not self._is_ours(frame) and later > number + 1:
                 return False
             before = [_stored(frame)]
         return False
 
-    def _is_last_and_ours(self, number: int, frame: bytes) -> bool:
-        """The last frame of a log that nothing older follows was written in full, whatever one of its salts says."""
+    def _is_last_commit(self, number: int, frame: bytes, ended: bool) -> bool:
+        """The last frame of a log that nothing older follows was written in full, whatever one of its salts says.
+
+        It was a commit if it says so, or if one is missing; else it may be what a failed transaction left.
+        """
         salts = (_word(frame, 8) == self._salt1) + (_word(frame, 12) == self._salt2)
-        return self._whole and number == self._count - 1 and salts > 0
+        return self._whole and number == self._count - 1 and salts > 0 and (_is_commit(frame) or not ended)
 
     def _is_ours(self, frame: bytes) -> bool:
         return _word(frame, 8) == self._salt1 and _word(frame, 12) == self._salt2
@@ -145,6 +153,11 @@ class _Log:
             self._frames = os.pread(self._fd, _AT_ONCE * _FRAME, _HEADER + number * _FRAME)
         start = (number - self._base) * _FRAME
         return self._frames[start : start + _FRAME]
+
+
+def _is_commit(frame: bytes) -> bool:
+    """The last frame of a transaction says how large the database is then."""
+    return _word(frame, 4) != 0
 
 
 def _stored(frame: bytes) -> Sum:

@@ -77,6 +77,40 @@ async def test_a_log_cut_anywhere_leaves_a_prefix_of_every_log(tmp_path: Path) -
     await store.close()
 
 
+def test_what_a_failed_transaction_left_in_the_log_is_no_damage(tmp_path: Path) -> None:
+    """SQLite writes pages of a transaction that outgrows its memory, and forgets them when it is rolled back or the
+    disk is full; later commits are written over the first of them, and the rest stays behind the end.
+    """
+    file = tmp_path / "x.db"
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA page_size = 4096")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA cache_size = 10")
+    connection.execute("CREATE TABLE t (a)")
+    connection.execute("INSERT INTO t VALUES ('first')")
+    connection.execute("BEGIN")
+    connection.executemany("INSERT INTO t VALUES (?)", [(os.urandom(3000),)] * 60)
+    connection.execute("ROLLBACK")
+    wal = Path(f"{file}-wal")
+    left = (wal.stat().st_size - 32) // FRAME
+    assert left > 20, "the test needs pages that were written and forgotten"
+    assert damaged_at(str(wal)) is None
+    number = 0
+    while (wal.stat().st_size - 32) // FRAME == left and number < 4 * left:
+        number += 1
+        connection.execute("INSERT INTO t VALUES (?)", (f"{number}",))
+        assert damaged_at(str(wal)) is None, number
+        if number % 16 == 4:
+            whole = wal.read_bytes()
+            broken = bytearray(whole)
+            broken[32 + 2 * FRAME + 500] ^= 4  # in what was committed
+            (tmp_path / "broken").write_bytes(broken)
+            assert damaged_at(str(tmp_path / "broken")) == 32 + 2 * FRAME
+    assert number > 3
+    connection.close()
+
+
 async def test_a_damaged_log_is_refused_while_the_machine_runs_and_is_its_end_after_a_restart(tmp_path: Path) -> None:
     written = await write_home(SqliteHome(tmp_path / "home", syncs=False), in_log=True)
     wal = Path(f"{written.home.database()}-wal")
