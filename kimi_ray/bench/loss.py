@@ -132,7 +132,10 @@ async def _kill_one(case: Case, after_s: float, loss: Loss, directory: str | Non
         tally = Tally.create(f"{home}/tally")
         arguments = (home, case.work, case.durability, case.checkpoint)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", f"from kimi_ray.bench.loss_child import main; main(*{arguments!r})"
+            sys.executable,
+            "-c",
+            f"from kimi_ray.bench.loss_child import main; main(*{arguments!r})",
+            start_new_session=True,  # Ctrl-C is the bench's, which then ends it
         )
         try:
             await _has_begun(process, tally)

@@ -109,7 +109,12 @@ async def bench_resume(
 async def _probe(what: Probe, home: str, session_id: str) -> dict[str, Any]:
     program = f"from kimi_ray.bench.resume import probe_main; probe_main({what!r}, {home!r}, {session_id!r})"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, env={**os.environ, "KIMI_RAY_HOME": home}
+        sys.executable,
+        "-c",
+        program,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "KIMI_RAY_HOME": home},
+        start_new_session=True,  # Ctrl-C is the bench's, which then ends it
     )
     try:
         out, _ = await asyncio.wait_for(process.communicate(), PROBE_BOUND_S)

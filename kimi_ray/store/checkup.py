@@ -87,6 +87,11 @@ async def check_session(
     try:
         if await store.read_document(session_id) is None:
             state = "missing"
+            if any(document.session_id == session_id for document in await store.list_documents()):
+                # A database whose index does not lead to it any more.
+                state = "damaged"
+                message = f"the document of session {session_id} is stored and cannot be found by its id"
+                problems.append({"code": "store.corrupt", "message": message, "details": {"session_id": session_id}})
     except KimiRayError as error:
         if error.code not in UNREADABLE:
             raise

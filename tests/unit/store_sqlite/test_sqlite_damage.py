@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.store.checkup import check_session
+from kimi_ray.store.open import open_store
 from tests.unit.store_sqlite.damage_oracle import STREAMS, Written, write_home
 from tests.unit.store_sqlite.sqlite_home import SqliteHome, damage
 
@@ -94,6 +97,21 @@ async def test_every_column_of_a_session_is_guarded(tmp_path: Path, change: str)
     listed = [row for row in reader.list_documents() if row.revision == -1]
     assert [row.value["error"]["code"] for row in listed] == ["store.corrupt"]
     reader.close()
+
+
+async def test_a_document_that_its_index_lost_is_damage_and_not_missing(tmp_path: Path) -> None:
+    written = await write_home(SqliteHome(tmp_path / "home", syncs=False), in_log=False)
+    connection = sqlite3.connect(written.home.database())
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name LIKE 'sqlite_autoindex_sessions%'")
+    connection.close()
+    data = bytearray(written.home.database().read_bytes())
+    start = (page[0] - 1) * 4096
+    at = data.index(b"s1", start, start + 4096)
+    data[at + 1] ^= 4
+    written.home.database().write_bytes(data)
+    check = await check_session(open_store(written.home.path), "s1")
+    assert not check.ok and check.document == "damaged"
+    assert "store.corrupt" in [problem["code"] for problem in check.problems]
 
 
 @pytest.mark.long
