@@ -84,6 +84,8 @@ class Documents:
             try:
                 document = self._read(directory, session_id)
             except KimiRayError as error:
+                if isinstance(error.__cause__, NotADirectoryError):
+                    continue  # a file that somebody put there
                 document = Document(session_id, workspace_id, -1, {"error": error.to_data()})
             if document is not None:
                 found.append(document)

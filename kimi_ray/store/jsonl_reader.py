@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.ids import is_path_safe_id
 from kimi_ray.store.batch_rows import EpochRow
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.directories import Directories
@@ -153,7 +154,7 @@ class JsonlReader:
         found: list[ListedLog] = []
         for workspace, session in sessions:
             agents = f"{self._layout.sessions}/{workspace}/{session}/agents"
-            for agent in names_in(self._fs, agents):
+            for agent in filter(is_path_safe_id, names_in(self._fs, agents)):
                 row = self._listed(Stream(session, agent), f"{agents}/{agent}")
                 if row is not None:
                     found.append(row)
@@ -165,7 +166,7 @@ class JsonlReader:
             with io_errors(path):
                 try:
                     source = open_log(self._fs, directory, self._framing)
-                except FileNotFoundError:
+                except (FileNotFoundError, NotADirectoryError):
                     return None
                 with source:
                     line = self._framing.probe(source.read, source.size).header_line()

@@ -141,13 +141,13 @@ class Layout:
         return self.require_session_dir(session_id).rsplit("/", 2)[-2]
 
     def all_sessions(self) -> list[tuple[str, str]]:
-        """``(workspace_id, session_id)`` of every session on disk that is not removed."""
+        """``(workspace_id, session_id)`` of every session on disk that is not removed; other names are not ours."""
         gone = set(names_in(self.fs, self.tombstones))
         return [
             (workspace, session)
             for workspace in self.workspaces()
             for session in names_in(self.fs, f"{self.sessions}/{workspace}")
-            if session not in gone
+            if session not in gone and is_path_safe_id(session)
         ]
 
     def _check_case(self, directory: str, name: str, what: str) -> None:

@@ -168,8 +168,9 @@ def check_grace(grace_s: float, writers: int) -> None:
         StoreError: ``store.grace_too_short``.
     """
     if grace_s < MIN_GRACE_S and writers:
+        who = "another process writes" if writers == 1 else f"{writers} processes write"
         raise StoreError(
-            f"a grace of {grace_s / 3600:g} h is too short while {writers} other process{'' if writers == 1 else 'es'} write in this home",
+            f"a grace of {grace_s / 3600:g} h is too short while {who} in this home",
             code="store.grace_too_short",
             hint=f"give {MIN_GRACE_S / 3600:g} h or more, or end what runs there first",
             details={"grace_s": grace_s, "minimum_s": MIN_GRACE_S, "writers": writers},

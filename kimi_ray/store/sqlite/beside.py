@@ -118,7 +118,9 @@ class Onlooker:
             try:
                 database = os.stat(self.file.path)
             except (FileNotFoundError, NotADirectoryError):
-                return None
+                if not self.file.exists():
+                    return None
+                database = os.stat(self.file.path)
             try:
                 wal = os.stat(self.file.wal)
             except FileNotFoundError:

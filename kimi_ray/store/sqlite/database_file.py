@@ -47,15 +47,29 @@ class DatabaseFile:
         return f"{self.path}-wal"
 
     def exists(self) -> bool:
-        """Whether the shard has a database yet."""
+        """Whether the shard has a database yet.
+
+        Raises:
+            StoreError: ``store.corrupt`` when only its log is there: a new database would take the log for its own.
+        """
         with io_errors(self.path):
-            return os.path.lexists(self.path)
+            if os.path.lexists(self.path):
+                return True
+            # Looked at once more, for one that another process makes just now has its log after its name.
+            if self.wal_bytes() == 0 or os.path.lexists(self.path):
+                return os.path.lexists(self.path)
+        raise StoreError(
+            f"{self.path} is gone, and its log {self.wal} is there",
+            code="store.corrupt",
+            hint="restore the file from a backup, or move the log away",
+            details={"file": self.path, "offset": 0, "rowid": -1, "seq": -1},
+        )
 
     def wal_bytes(self) -> int:
         """The size of the log; 0 when there is none."""
         try:
             return os.stat(self.wal).st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
     def check_safe(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,25 @@ def test_a_document_that_cannot_be_read_is_told_and_hides_nobody(cli: Cli, fille
     salvaged = cli("sessions", "salvage", SESSION, "--json")
     assert salvaged.code == 0 and salvaged.document["document"] == "rebuilt"
     assert cli("sessions", "verify", salvaged.document["session_id"]).code == 0
+
+
+def test_what_is_not_ours_between_the_sessions_is_passed_over(cli: Cli, filled: Path) -> None:
+    workspace = log_file(filled).parents[3]
+    agents = log_file(filled).parents[1]
+    for place in (filled / "sessions", workspace, agents):
+        for name in (".DS_Store", "README", "a copy (1)", "é"):
+            (place / name).write_bytes(b"x")
+        shutil.copytree(
+            log_file(filled).parents[2],
+            place / "session_old.bak",
+            ignore=lambda _, names: {"session_old.bak"} & set(names),
+        )
+    result = cli("sessions", "verify", "--all", "--json")
+    assert result.code == 0, result
+    assert [session["session_id"] for session in result.document["sessions"]] == [SESSION]
+    assert cli("sessions", "list", "--json").document["total"] == 1
+    assert cli("sessions", "sweep", "--dry-run").code == 0
+    assert cli("sessions", "salvage", SESSION).code == 0
 
 
 @pytest.mark.parametrize("name", ["session_x", "other"])

@@ -14,6 +14,7 @@ import pytest
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.store import RealFs, StoreOptions, Stream, open_store_for_writing
 from kimi_ray.store.identity import require_identity
+from kimi_ray.store.open import open_store
 from kimi_ray.store.sqlite import sqlite_reader
 from kimi_ray.store.sqlite.leftovers import ROWS_AT_ONCE
 from tests.conformance.store_contract import MAIN, all_lines, code, fingerprint, header, notes, ok
@@ -89,6 +90,30 @@ async def test_a_database_that_is_not_ours_is_refused_by_its_name(
     assert code((await again.append([notes(3, 4)], sync=True))[0]) == expected
     await again.close()
     assert fingerprint(home.path / "shards") == before, "nothing was written into it"
+
+
+async def test_a_log_without_its_database_is_refused_and_kept(home: SqliteHome) -> None:
+    """A new database beside it would take the log for its own: SQLite looks at nothing but its name."""
+    store = await home.open()
+    await start(store)
+    await home.kill(store)
+    log = Path(f"{home.database()}-wal")
+    whole = log.read_bytes()
+    assert whole
+    home.database().unlink()
+    reader = open_store(home.path)
+    again = await home.open()
+    for work in (
+        reader.list_documents(),
+        reader.list(),
+        again.read_from(MAIN, 0),
+        again.open_writer(MAIN, "w2"),
+        again.open_writer(header(Stream("s9", "main")), "w3"),
+    ):
+        error = await refused(work)
+        assert error.code == "store.corrupt" and str(log) in error.message
+    await again.close()
+    assert log.read_bytes() == whole and not home.database().exists()
 
 
 async def test_a_damaged_shard_leaves_the_others_in_use(tmp_path: Path) -> None:
