@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Home, Json
 from kimi_ray.cli.printing import one_line, print_json, say, table, tell, terminal_width
 from kimi_ray.cli.sessions import AgentOption, SessionArgument
-from kimi_ray.errors import ConfigError
+from kimi_ray.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from kimi_ray.store.checkup import SessionCheck
@@ -91,9 +91,32 @@ async def _salvage(reading: ReadStore, place: str, session: str, agent: str | No
         session_id = await find_session(reading, session)
     store = await _writing(reading, place)
     try:
-        return await salvage_session(store, session_id, agents=agents)
+        report = await salvage_session(store, session_id, agents=agents)
     finally:
         await store.close()
+    await _check_new(reading, report.session_id)
+    return report
+
+
+async def _check_new(reading: ReadStore, session_id: str) -> None:
+    """What was saved is read back: the same disk, or a database whose pages are damaged, may have taken it badly.
+
+    Raises:
+        StoreError: ``store.corrupt``.
+    """
+    from kimi_ray.store.checkup import check_session
+
+    check = await check_session(reading, session_id)
+    # Contents that the old session lacks already are in the report.
+    wrong = [problem for problem in check.problems if "digest" not in cast("dict[str, Any]", problem["details"])]
+    if check.ok or not wrong:
+        return
+    raise StoreError(
+        f"the new session {session_id} does not verify either: {wrong[0]['message']}",
+        code="store.corrupt",
+        hint="copy the home to a sound disk, or restore its database from a backup, and salvage there",
+        details={"session_id": session_id, "problems": wrong},
+    )
 
 
 async def _writing(reading: ReadStore, place: str) -> Store:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kimi_ray.store import salvage
+from kimi_ray.store.seam import Store
 from tests.conformance.store_contract import fingerprint
 from tests.unit.cli.conftest import Cli
 from tests.unit.store.rescue_homes import SESSION, blob_file, filled_home, flip, log_file, turn_events
@@ -59,3 +62,19 @@ def test_what_cannot_be_salvaged(cli: Cli, damaged: Path) -> None:
     result = cli("sessions", "salvage", SESSION)
     assert result.code == 1
     assert "code: store.nothing_survives" in result.err
+
+
+def test_a_result_that_does_not_verify_is_no_success(cli: Cli, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database whose pages are damaged may take what is written and give something else back."""
+    write = salvage.salvage_session
+
+    async def badly(store: Store, session_id: str, **how: Any) -> salvage.SalvageReport:
+        report = await write(store, session_id, **how)
+        flip(log_file(damaged).parents[3] / report.session_id / "agents/main/wire.jsonl", b'"do 0"')
+        return report
+
+    monkeypatch.setattr(salvage, "salvage_session", badly)
+    result = cli("sessions", "salvage", SESSION, "--json")
+    assert result.code == 1
+    error = result.document["error"]
+    assert error["code"] == "store.corrupt" and error["details"]["session_id"] in error["message"]
