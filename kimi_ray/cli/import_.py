@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 imports = typer.Typer(name="import", help="Read sessions of other programs into this home.", no_args_is_help=True)
 
 _BAD = frozenset({"refused", "failed"})
+_ID_COLUMNS = 60
 
 
 @imports.callback()
@@ -82,7 +83,7 @@ async def _import(path: str, home: str | None, *, quiet: bool) -> list[Imported]
         async for one in import_sessions(store, path):
             done.append(one)
             if not quiet:
-                tell(f"{one_line(one.report['id'] or one.source, 60)}: {one.outcome}")
+                tell(f"{one_line(one.report['id'] or one.source, _ID_COLUMNS)}: {one.outcome}")
     finally:
         await store.close()
     return done
@@ -105,7 +106,7 @@ def _row(reading: Reading) -> list[str]:
         f"{size} {'rows' if kind == 'rows' else 'bytes'} {kind}" for kind, size in reading.set_aside.items()
     )
     return [
-        one_line(data["id"] or reading.source),
+        one_line(data["id"] or reading.source, _ID_COLUMNS),
         _count(data["stored"]),
         _count(data["after_repair"]),
         left_out,
@@ -120,7 +121,7 @@ def _count(number: int | None) -> str:
 def _tell_import(done: list[Imported]) -> None:
     rows = [
         [
-            one_line(one.report["id"] or one.source),
+            one_line(one.report["id"] or one.source, _ID_COLUMNS),
             one.outcome,
             one.session_id or "",
             str(one.events) if one.session_id else "",

@@ -90,6 +90,21 @@ def test_an_import_for_people(run: Run, tmp_path: Path) -> None:
     assert json.loads(out)["agents"][0]["turns"] == 1
 
 
+def test_another_session_of_the_same_id_is_told_from_a_changed_one(run: Run, tmp_path: Path) -> None:
+    first = put(tmp_path / "one", header("same"), plain(header("same"), crashed()))
+    file = put(tmp_path / "two", header("same"), plain(header("same"), crashed()[:20]))
+    long = header("x" * 200)
+    put(tmp_path / "two", long, plain(long, crashed()))
+    assert run("import", "dsh", tmp_path / "one")[0] == 0
+    _, out, _ = run("import", "dsh", tmp_path / "two")
+    assert "changed" in out and f"came from {tmp_path}/one/" in out and "--home OTHER" in out
+    assert "x" * 100 not in out, "an id may be of any length, a column may not"
+    assert run("import", "dsh", file, "--home", tmp_path / "other")[0] == 0
+    first.write_bytes(file.read_bytes())
+    _, out, _ = run("import", "dsh", tmp_path / "one")
+    assert "the source has changed since it was imported" in out
+
+
 def test_what_is_shown_of_every_fixture(run: Run) -> None:
     for root in ("jsonl-none-full", "sqlite-crash-kill-after-flush"):
         assert run("import", "dsh", FIXTURES / root)[0] == 0
