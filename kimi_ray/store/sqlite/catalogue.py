@@ -217,6 +217,7 @@ def find_session(connection: Connection, file: str, session_id: str) -> StoredSe
         (session_id,),
     ).fetchone()
     if row is None:
+        _refuse_lost_session(connection, file, session_id)
         return None
     found = session_of(row, file)
     if found.session_id == session_id:
@@ -224,6 +225,13 @@ def find_session(connection: Connection, file: str, session_id: str) -> StoredSe
     if found.session_id.lower() == session_id.lower():
         raise case_twin("session id", session_id, found.session_id)
     raise corrupt_row(file, found.rowid, -1, f"the index leads from {session_id} elsewhere", table="sessions")
+
+
+def _refuse_lost_session(connection: Connection, file: str, session_id: str) -> None:
+    # Whoever has a log has a session: where the index of sessions knows nothing, that of logs may know better.
+    row = connection.execute("SELECT id FROM streams WHERE session_id = ? LIMIT 1", (session_id,)).fetchone()
+    if row is not None:
+        raise corrupt_row(file, row[0], -1, f"{session_id} has logs, and the index does not lead to it", table="sessions")
 
 
 def session_of(row: tuple[Any, ...], file: str) -> StoredSession:

@@ -109,7 +109,11 @@ async def test_a_document_that_its_index_lost_is_damage_and_not_missing(tmp_path
     at = data.index(b"s1", start, start + 4096)
     data[at + 1] ^= 4
     written.home.database().write_bytes(data)
-    check = await check_session(open_store(written.home.path), "s1")
+    reader = open_store(written.home.path)
+    with pytest.raises(KimiRayError) as caught:
+        await reader.read_document("s1")
+    assert (caught.value.code, caught.value.details["table"]) == ("store.corrupt", "sessions")
+    check = await check_session(reader, "s1")
     assert not check.ok and check.document == "damaged"
     assert "store.corrupt" in [problem["code"] for problem in check.problems]
 
