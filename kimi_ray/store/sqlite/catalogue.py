@@ -231,7 +231,8 @@ def _refuse_lost_session(connection: Connection, file: str, session_id: str) -> 
     # Whoever has a log has a session: where the index of sessions knows nothing, that of logs may know better.
     row = connection.execute("SELECT id FROM streams WHERE session_id = ? LIMIT 1", (session_id,)).fetchone()
     if row is not None:
-        raise corrupt_row(file, row[0], -1, f"{session_id} has logs, and the index does not lead to it", table="sessions")
+        why = f"{session_id} has logs, and the index of sessions does not lead to it"
+        raise corrupt_row(file, row[0], -1, why, table="sessions")
 
 
 def session_of(row: tuple[Any, ...], file: str) -> StoredSession:
