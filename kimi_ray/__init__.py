@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kimi_ray.handles import Agent, PromptHandle
     from kimi_ray.hosts.swarm_words import SwarmProgress
     from kimi_ray.runs import ResultRow, SwarmReport
-    from kimi_ray.runtime import Runtime, Workspace
+    from kimi_ray.runtime import Runtime
     from kimi_ray.session_handle import AgentEvent, Session
     from kimi_ray.settings import Item, Limits, Profile, Sampling, Usage, Workdir
     from kimi_ray.store import Stream, open_store
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kimi_ray.tools import ToolContext, ToolOutput
     from kimi_ray.tools.function import tool
     from kimi_ray.version import __version__
+    from kimi_ray.workspace_handle import Workspace
 
 _HOMES = {
     "Agent": "handles",
@@ -71,7 +72,7 @@ _HOMES = {
     "ToolOutput": "tools",
     "Usage": "settings",
     "Workdir": "settings",
-    "Workspace": "runtime",
+    "Workspace": "workspace_handle",
     "__version__": "version",
     "open_store": "store",
     "run_sync": "sync",

@@ -15,7 +15,7 @@ from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, store_name
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.settings import Isolation
-from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionGrant, Stream
+from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionCopy, SessionGrant, Stream, WriterGrant
 from kimi_ray.store.sharding import shard_of
 
 _PAUSE_S = 0.05
@@ -68,9 +68,32 @@ class StoreCalls:
         self._within_s = within_s
         self._documents = Coalesced(self._write_documents)
 
-    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, workspace_id: str | None, *, create: bool = False
+    ) -> SessionGrant:
         """Claim a session (``Store.open_session``)."""
-        return await self._call(session_id, "open_session", session_id, nonce, workspace_id, group="store")
+        return await self._call(session_id, "open_session", session_id, nonce, workspace_id, create, group="store")
+
+    async def begin_publication(self, home_shard_of: str, group: str, sessions: dict[str, str]) -> None:
+        """Reserve ids (``Store.begin_publication``), with the store process that ``home_shard_of`` (a session id, the
+        same for all calls of a group) belongs to."""
+        await self._call(home_shard_of, "begin_publication", group, sessions, group="store")
+
+    async def copy_session(self, group: str, copy: SessionCopy) -> None:
+        """Make one session of a publication (``Store.copy_session``), with the store process of its own shard."""
+        await self._call(copy.session_id, "copy_session", group, copy, group="store")
+
+    async def publish(self, home_shard_of: str, group: str) -> None:
+        """Show a publication (``Store.publish``)."""
+        await self._call(home_shard_of, "publish", group, group="store")
+
+    async def discard_publication(self, home_shard_of: str, group: str) -> None:
+        """Delete a publication that was not published (``Store.discard_publication``)."""
+        await self._call(home_shard_of, "discard_publication", group, group="store")
+
+    async def fork(self, source: Stream, cut: int, header: dict[str, Any], nonce: str) -> WriterGrant:
+        """A new log from the beginning of another (``Store.fork``), with the store process of the new log's shard."""
+        return await self._call(str(header["session_id"]), "fork", source, cut, header, nonce, group="store")
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """Give the claim back (``Store.close_session``)."""

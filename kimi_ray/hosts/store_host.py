@@ -22,6 +22,7 @@ from kimi_ray.store.seam import (
     LogSnapshot,
     LogView,
     Page,
+    SessionCopy,
     SessionGrant,
     StoreIdentity,
     StoreOptions,
@@ -55,6 +56,10 @@ class StoreHost:
         "inspect": "default",
         "load": "default",
         "fork": "default",
+        "begin_publication": "default",
+        "copy_session": "default",
+        "publish": "default",
+        "discard_publication": "default",
         "verify": "default",
         "snapshots": "default",
         "revision": "default",
@@ -124,9 +129,27 @@ class StoreHost:
             )
         )
 
-    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None = None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, workspace_id: str | None = None, create: bool = False
+    ) -> SessionGrant:
         """See ``Store.open_session``."""
-        return await self._service.open_session(session_id, nonce, workspace_id)
+        return await self._service.open_session(session_id, nonce, workspace_id, create)
+
+    async def begin_publication(self, group: str, sessions: dict[str, str]) -> None:
+        """See ``Store.begin_publication``."""
+        await self._service.begin_publication(group, sessions)
+
+    async def copy_session(self, group: str, copy: SessionCopy) -> None:
+        """See ``Store.copy_session``."""
+        await self._service.copy_session(group, copy)
+
+    async def publish(self, group: str) -> None:
+        """See ``Store.publish``."""
+        await self._service.publish(group)
+
+    async def discard_publication(self, group: str) -> None:
+        """See ``Store.discard_publication``."""
+        await self._service.discard_publication(group)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""

@@ -136,7 +136,9 @@ class JsonlStore:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    async def open_session(self, session_id: str, nonce: str, *, workspace_id: str | None = None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, *, workspace_id: str | None = None, create: bool = False
+    ) -> SessionGrant:
         """See ``Store.open_session``."""
 
         def place() -> None:

@@ -20,6 +20,7 @@ from kimi_ray.store.seam import (
     LogSnapshot,
     LogView,
     Page,
+    SessionCopy,
     SessionGrant,
     Store,
     StoreIdentity,
@@ -136,9 +137,27 @@ class PersistenceService:
         """``store.json``."""
         return (await self.store()).identity
 
-    async def open_session(self, session_id: str, nonce: str, workspace_id: str | None = None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, workspace_id: str | None = None, create: bool = False
+    ) -> SessionGrant:
         """See ``Store.open_session``."""
-        return await (await self.store()).open_session(session_id, nonce, workspace_id=workspace_id)
+        return await (await self.store()).open_session(session_id, nonce, workspace_id=workspace_id, create=create)
+
+    async def begin_publication(self, group: str, sessions: dict[str, str]) -> None:
+        """See ``Store.begin_publication``."""
+        await (await self.store()).begin_publication(group, sessions)
+
+    async def copy_session(self, group: str, copy: SessionCopy) -> None:
+        """See ``Store.copy_session``."""
+        await (await self.store()).copy_session(group, copy)
+
+    async def publish(self, group: str) -> None:
+        """See ``Store.publish``."""
+        await (await self.store()).publish(group)
+
+    async def discard_publication(self, group: str) -> None:
+        """See ``Store.discard_publication``."""
+        await (await self.store()).discard_publication(group)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""

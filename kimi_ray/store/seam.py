@@ -147,6 +147,29 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCopy:
+    """A log to be made: the first ``cut`` events of ``source`` under ``header``, then ``tail``, then nothing granted.
+
+    ``tail`` are canonical event lines without ``\\n``, with the seqs from ``cut`` on.
+    """
+
+    source: Stream
+    cut: int
+    header: dict[str, Any]
+    tail: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCopy:
+    """A session to be made of copied logs; ``document`` is its first (revision 1)."""
+
+    session_id: str
+    workspace_id: str
+    document: dict[str, Any]
+    logs: tuple[LogCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreIdentity:
     """What ``<home>/store.json`` fixed at creation. ``home_id`` is its uuid: it names the runtime."""
 
@@ -245,12 +268,17 @@ class Store(Protocol):
         """``store.json``."""
         ...
 
-    async def open_session(self, session_id: str, nonce: str, *, workspace_id: str | None = None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, *, workspace_id: str | None = None, create: bool = False
+    ) -> SessionGrant:
         """Claim a session for this process; idempotent by nonce. ``workspace_id`` places a new session.
+
+        With ``create`` the session must not be there, and is unpublished until its first document is written: nobody
+        else sees it, and if its process dies before, the next one to open the home deletes what there is of it.
 
         Raises:
             StoreError: ``session.in_use`` {host, pid} after ``claim_timeout_s``; ``store.not_found`` for an unknown
-                session without ``workspace_id``.
+                session without ``workspace_id``; with ``create`` ``store.exists``, ``store.deleted``.
         """
         ...
 
@@ -331,6 +359,44 @@ class Store(Protocol):
             StoreError: ``store.gap`` {expected} when the source is shorter, ``store.exists``, ``store.not_found``,
                 ``store.corrupt``, ``session.in_use``.
         """
+        ...
+
+    async def begin_publication(self, group: str, sessions: dict[str, str]) -> None:
+        """Reserve ids for sessions that are to appear together, or not at all; durable. Idempotent by ``group``.
+
+        Until ``publish`` nobody sees them; if this process dies before, the next one to open the home deletes them.
+
+        Args:
+            group: Names the publication; fit for a file name.
+            sessions: Session id to workspace id.
+
+        Raises:
+            StoreError: ``store.exists``, ``store.deleted`` or ``session.in_use`` for an id that is taken,
+                ``store.invalid_id``. Nothing is reserved then.
+        """
+        ...
+
+    async def copy_session(self, group: str, copy: SessionCopy) -> None:
+        """Make one session of a begun publication: its logs, then its document; durable. Idempotent.
+
+        Live sources are read as far as they are written: flush them first. No grant is left on the copies.
+
+        Raises:
+            StoreError: ``store.gap`` {expected} when a source is shorter than its cut, ``store.not_found`` (a source,
+                or the publication), ``store.corrupt``.
+        """
+        ...
+
+    async def publish(self, group: str) -> None:
+        """Show all sessions of a publication, by one flip; durable. Idempotent: a published one may be told again.
+
+        Raises:
+            StoreError: ``store.not_found`` when the publication was discarded, or never begun.
+        """
+        ...
+
+    async def discard_publication(self, group: str) -> None:
+        """Delete what there is of a publication that was not published. Idempotent; a published one is left alone."""
         ...
 
     async def verify(self, stream: Stream) -> VerifyReport:

@@ -167,7 +167,9 @@ class SqliteStore:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    async def open_session(self, session_id: str, nonce: str, *, workspace_id: str | None = None) -> SessionGrant:
+    async def open_session(
+        self, session_id: str, nonce: str, *, workspace_id: str | None = None, create: bool = False
+    ) -> SessionGrant:
         """See ``Store.open_session``."""
         await self._run(self._place, session_id, workspace_id)
         return await self._sessions.open(session_id, nonce, lambda _: self._run(self._reader.read_document, session_id))
