@@ -55,6 +55,7 @@ class Registry:
         "goodbye": "control",
         "place_session": "default",
         "find_session": "control",
+        "hold_session": "control",
         "forget_session": "control",
         "place_agents": "default",
         "released": "control",
@@ -194,11 +195,25 @@ class Registry:
         """The session host that holds a session (or was chosen to), or None."""
         return self._sessions.get(session_id)
 
-    async def forget_session(self, session_id: str) -> None:
-        """A session is closed, or did not come to life. Idempotent."""
-        host = self._sessions.pop(session_id, None)
-        if host is not None:
-            self._let_go("sessions", host, 1)
+    async def hold_session(self, session_id: str, host: str) -> str:
+        """The session host that a session belongs to: the one named already, else ``host``, which is about to open it.
+
+        A caller may reach a host with a name that was forgotten meanwhile: without this two hosts could hold one id.
+        """
+        named = self._sessions.get(session_id)
+        if named is None:
+            named = self._sessions[session_id] = host
+            known = self._pools["sessions"].hosts.get(host)
+            if known is not None:
+                known.load += 1
+        return named
+
+    async def forget_session(self, session_id: str, host: str | None = None) -> None:
+        """A session is closed, or did not come to life; with ``host`` only if it is named for it. Idempotent."""
+        named = self._sessions.get(session_id)
+        if named is not None and host in (None, named):
+            del self._sessions[session_id]
+            self._let_go("sessions", named, 1)
 
     async def place_agents(self, wishes: list[PlaceAgent]) -> list[str]:
         """An agent host for each wish, in order. Each place counts until it is ``released`` or its host is lost.

@@ -200,9 +200,13 @@ class RegistryCalls:
         """The session host that holds a session, or None."""
         return await self._call("find_session", session_id, group="control")
 
-    async def forget_session(self, session_id: str) -> None:
-        """A session is closed."""
-        await self._call("forget_session", session_id, group="control")
+    async def hold_session(self, session_id: str, host: str) -> str:
+        """The session host that a session belongs to; ``host`` if it was nobody's (``Registry.hold_session``)."""
+        return await self._call("hold_session", session_id, host, group="control")
+
+    async def forget_session(self, session_id: str, host: str | None = None) -> None:
+        """A session is closed; with ``host`` only if it is that host's."""
+        await self._call("forget_session", session_id, host, group="control")
 
     async def place_agents(self, wishes: list[PlaceAgent]) -> list[str]:
         """An agent host for each wish."""
