@@ -28,11 +28,19 @@ class SessionDocument:
         revision: Its revision in the store.
         write: Compare-and-set through the store, under the session's grant.
         clock: Epoch milliseconds.
+        changed: Whether ``value`` is not what the store has (it was put right at its load): it is then written soon.
         spacing_s: Least time between two writes that nobody awaits.
     """
 
     def __init__(
-        self, value: Value, revision: int, write: Write, *, clock: Callable[[], int], spacing_s: float = 3.0
+        self,
+        value: Value,
+        revision: int,
+        write: Write,
+        *,
+        clock: Callable[[], int],
+        changed: bool = False,
+        spacing_s: float = 3.0,
     ) -> None:
         self._value = value
         self._revision = revision
@@ -49,6 +57,8 @@ class SessionDocument:
         self._closing = asyncio.Event()
         self._listeners: list[Listener] = []
         self.last_error: KimiRayError | None = None
+        if changed:
+            self._changed()
 
     @property
     def revision(self) -> int:
@@ -75,6 +85,10 @@ class SessionDocument:
             self._version += 1
         await self.flush()
         return self.snapshot()
+
+    async def set_generated_title_if_uncustomized(self, title: str, *, force: bool = False) -> Value:
+        """A title that a program made; one that the caller gave stays, unless ``force``. Raises as ``update``."""
+        return await self.update({"title": title, "title_kind": "generated", "force": force})
 
     def register(self, entries: list[AgentEntry]) -> None:
         """Agents exist. Written soon; dropped after the close."""

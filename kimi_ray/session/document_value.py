@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 from kimi_ray.errors import LogError, SessionError
@@ -19,12 +20,18 @@ LISTED_AGENTS = 1000
 """How many agents the document names one by one; ``agent_count`` says how many there are, their headers who."""
 
 TurnReasonKind = Literal["completed", "cancelled", "failed"]
+TitleKind = Literal["replaceable", "generated", "custom"]
+"""Whose a title is: ``replaceable`` came from a prompt, ``generated`` from a model, ``custom`` from the caller."""
+
 Value = dict[str, Any]
 
 MAX_METADATA_BYTES = 1 << 20
 MAX_TITLE_CHARS = 1000
-_CALLER_KEYS = frozenset({"title", "metadata", "tags", "archived"})
-_NEW_TITLES = (None, "", "New Session")
+CHILD_KIND = "child"
+_CALLER_KEYS = frozenset({"title", "title_kind", "force", "metadata", "tags", "archived", "updated_at"})
+_NEW_TITLES = ("", "New Session")
+_TITLE_KINDS = ("replaceable", "generated", "custom")
+_TURN_REASONS = ("completed", "cancelled", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,36 @@ class AgentEntry:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a session comes from, as its document tells.
+
+    ``forked_from`` is ``{session_id, agent_id, at}``, of older and imported documents ``{session_id}``;
+    ``parent_session_id`` is set for a child (``ws.create_child``).
+    """
+
+    forked_from: Value | None = None
+    fork_group: str | None = None
+    fork_index: int | None = None
+    parent_session_id: str | None = None
+
+
+def lineage_of(value: Mapping[str, Any]) -> Lineage:
+    """The lineage in a document; fields of another shape than expected count as absent."""
+    source: Any = value.get("forked_from")
+    custom: Any = value.get("custom")
+    group, index = value.get("fork_group"), value.get("fork_index")
+    parent: Any = None
+    if isinstance(custom, Mapping) and cast("Value", custom).get("child_session_kind") == CHILD_KIND:
+        parent = cast("Value", custom).get("parent_session_id")
+    return Lineage(
+        {"session_id": source} if isinstance(source, str) else dict(cast("Value", source)) if _is_map(source) else None,
+        group if isinstance(group, str) else None,
+        index if type(index) is int else None,
+        parent if isinstance(parent, str) else None,
+    )
+
+
 def new_document(
     session_id: str,
     *,
@@ -67,9 +104,12 @@ def new_document(
     title: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
-    forked_from: str | None = None,
+    forked_from: str | Mapping[str, Any] | None = None,
 ) -> Value:
-    """The first document of a session. An explicit title is the caller's (``custom``) and no prompt replaces it."""
+    """The first document of a session. An explicit title is the caller's (``custom``) and no prompt replaces it.
+
+    ``forked_from`` is ``{session_id, agent_id, at}`` of the source, or its session's id alone.
+    """
     value: Value = {
         "id": session_id,
         "version": DOCUMENT_VERSION,
@@ -88,12 +128,15 @@ def new_document(
     if cwd is not None:
         value["cwd"] = cwd
     if forked_from is not None:
-        value["forked_from"] = forked_from
+        value["forked_from"] = forked_from if isinstance(forked_from, str) else dict(forked_from)
     return value
 
 
 def loaded_document(session_id: str, stored: Mapping[str, Any]) -> Value:
-    """A stored document with everything that this version expects in place.
+    """A stored document with everything that this version expects in place; equal to ``stored`` if nothing was amiss.
+
+    Fields of the wrong kind are put right where their meaning is plain (an ISO time) and dropped where it is not;
+    fields that this version does not know stay.
 
     Raises:
         SessionError: ``session.version_unsupported`` for a document of a newer version.
@@ -111,26 +154,75 @@ def loaded_document(session_id: str, stored: Mapping[str, Any]) -> Value:
     value["version"] = DOCUMENT_VERSION
     if not isinstance(value.get("archived"), bool):
         value["archived"] = False
+    _normalise_times(value)
     for key in ("agents", "custom", "tags"):
         if not isinstance(value.get(key), dict):
             value[key] = {}
-    value.setdefault("agent_count", len(value["agents"]))
+    value["agents"] = {name: entry for name, entry in value["agents"].items() if _is_map(entry)}
+    value["tags"] = {name: text for name, text in value["tags"].items() if isinstance(text, str)}
+    if type(value.get("agent_count")) is not int or value["agent_count"] < len(value["agents"]):
+        value["agent_count"] = len(value["agents"])
+    for key in ("title", "cwd", "last_prompt", "workspace_id"):
+        if key in value and not isinstance(value[key], str):
+            del value[key]
+    if value.get("last_turn_reason", "completed") not in _TURN_REASONS:
+        del value["last_turn_reason"]
+    if "title" not in value:
+        value.pop("title_kind", None)
+    elif value.get("title_kind") not in _TITLE_KINDS:
+        value["title_kind"] = "replaceable"
     return value
 
 
+def _normalise_times(value: Value) -> None:
+    times = {key: _epoch_ms(value.get(key)) for key in ("created_at", "updated_at", "archived_at")}
+    known = [at for key, at in times.items() if at is not None and key != "archived_at"]
+    value["created_at"] = times["created_at"] if times["created_at"] is not None else min(known, default=0)
+    value["updated_at"] = times["updated_at"] if times["updated_at"] is not None else value["created_at"]
+    if value["archived"] and times["archived_at"] is not None:
+        value["archived_at"] = times["archived_at"]
+    else:
+        value.pop("archived_at", None)
+
+
+def _epoch_ms(value: object) -> int | None:
+    """A time as epoch milliseconds: a number, or ISO 8601 (without a zone it is UTC); None if it is neither."""
+    if isinstance(value, bool):
+        return None
+    try:
+        if isinstance(value, int | float):
+            return int(value)
+        if isinstance(value, str):
+            at = datetime.fromisoformat(value)
+            return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return None
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
 def with_agents(value: Value, entries: list[AgentEntry]) -> bool:
-    """Register agents; an equal entry is no change, another replaces the whole entry. ``updated_at`` stays."""
+    """Register agents. What is known of one is kept: labels are merged, type and parent stay as they were first told.
+
+    An entry that adds nothing is no change. ``updated_at`` stays.
+    """
     agents = cast("dict[str, Value]", value["agents"])
     changed = False
     for entry in entries:
         data = entry.to_data()
         known = agents.get(entry.agent_id)
-        if known == data:
+        if known is not None:
+            merged = {**data, **{key: item for key, item in known.items() if item is not None}}
+            if "labels" in data:
+                merged["labels"] = {**cast("Value", known.get("labels") or {}), **data["labels"]}
+            if merged != known:
+                changed = True
+                agents[entry.agent_id] = merged
             continue
         changed = True
-        if known is not None:
-            agents[entry.agent_id] = data
-            continue
         value["agent_count"] = int(value["agent_count"]) + 1
         if len(agents) < LISTED_AGENTS:
             agents[entry.agent_id] = data
@@ -145,7 +237,8 @@ def with_activity(value: Value, activity: Activity) -> bool:
     if activity.last_prompt is not None:
         value["last_prompt"] = activity.last_prompt
         title = title_from_prompt(activity.last_prompt)
-        if title is not None and value.get("title_kind") != "custom" and value.get("title") in _NEW_TITLES:
+        new = str(value.get("title") or "").strip() in _NEW_TITLES
+        if title is not None and value.get("title_kind") != "custom" and new:
             value["title"] = title
             value["title_kind"] = "replaceable"
     return True
@@ -154,10 +247,12 @@ def with_activity(value: Value, activity: Activity) -> bool:
 def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
     """A caller's change: ``title``, ``metadata`` and ``tags`` (merged key by key, None removes), ``archived``.
 
-    Title and archived keep ``updated_at``; metadata and tags touch it.
+    Title and archived keep ``updated_at``; metadata and tags touch it; an explicit ``updated_at`` (epoch
+    milliseconds) wins. With ``title_kind: "generated"`` the title is a program's: it touches ``updated_at``, and is
+    dropped when the caller has given one (``force`` true overrides that).
 
     Raises:
-        SessionError: ``session.bad_update`` naming the key. The value is then unchanged.
+        SessionError: ``session.bad_update`` naming the key, ``session.bad_metadata``. The value is then unchanged.
     """
     unknown = sorted(patch.keys() - _CALLER_KEYS)
     if unknown:
@@ -170,10 +265,16 @@ def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
     metadata = checked_metadata(patch.get("metadata") or {})
     tags = cast("Value", patch.get("tags") or {})
     checked_tags({key: text for key, text in tags.items() if text is not None})
+    title = checked_title(patch.get("title"))
+    kind = _checked_kind(patch.get("title_kind", "custom"))
+    updated_at = _checked_time(patch.get("updated_at"))
     before = dict(value)
-    if patch.get("title") is not None:
-        value["title"] = str(patch["title"])
-        value["title_kind"] = "custom"
+    touched = False
+    refused = kind == "generated" and value.get("title_kind") == "custom" and not patch.get("force")
+    if title is not None and not refused:
+        value["title"] = title
+        value["title_kind"] = kind
+        touched = kind == "generated"
     if "archived" in patch and bool(patch["archived"]) != value["archived"]:
         value["archived"] = bool(patch["archived"])
         if value["archived"]:
@@ -184,8 +285,34 @@ def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
         if change:
             merged = {**value[field_name], **change}
             value[field_name] = {key: item for key, item in merged.items() if item is not None}
-            value["updated_at"] = max(now, int(value["updated_at"]))
+            touched = True
+    if updated_at is not None:
+        value["updated_at"] = updated_at
+    elif touched:
+        value["updated_at"] = max(now, int(value["updated_at"]))
     return value != before
+
+
+def _checked_kind(kind: object) -> TitleKind:
+    if kind in ("generated", "custom"):
+        return cast("TitleKind", kind)
+    raise SessionError(
+        f"a title cannot be given as {kind!r}",
+        code="session.bad_update",
+        hint="title_kind is custom or generated",
+        details={"key": "title_kind"},
+    )
+
+
+def _checked_time(at: object) -> int | None:
+    if at is None or (type(at) is int and at >= 0):
+        return at
+    raise SessionError(
+        f"updated_at {at!r} is no time",
+        code="session.bad_update",
+        hint="give epoch milliseconds",
+        details={"key": "updated_at"},
+    )
 
 
 def checked_title(title: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import SessionError, StoreError
-from kimi_ray.session import Activity, AgentEntry, SessionDocument, loaded_document, new_document
+from kimi_ray.session import Activity, AgentEntry, SessionDocument, lineage_of, loaded_document, new_document
 from kimi_ray.session.document_value import LISTED_AGENTS
 
 
@@ -251,3 +251,182 @@ async def test_a_conflict_without_an_unknown_outcome_is_told() -> None:
         with pytest.raises(StoreError) as caught:
             await document.update({"title": "mine"})
         assert caught.value.code == "store.conflict" and len(disk.values) == 1
+
+
+async def test_an_explicit_time_wins_and_titles_archive_and_agents_keep_it() -> None:
+    now = [1000]
+    document = made(Disk(), now=now)
+    now[0] = 5000
+    assert (await document.update({"metadata": {"a": 1}, "updated_at": 42}))["updated_at"] == 42
+    assert (await document.update({"title": "T", "archived": True}))["updated_at"] == 42
+    document.register([AgentEntry("agent-1")])
+    assert document.snapshot()["updated_at"] == 42
+    assert (await document.update({"tags": {"k": "v"}}))["updated_at"] == 5000
+    await document.close()
+
+
+@pytest.mark.parametrize("patch", [{"updated_at": "now"}, {"updated_at": -1}, {"title_kind": "mine", "title": "x"}])
+async def test_a_patch_that_means_nothing_is_refused(patch: dict[str, Any]) -> None:
+    document = made(Disk())
+    before = document.snapshot()
+    with pytest.raises(SessionError) as caught:
+        await document.update(patch)
+    assert caught.value.code == "session.bad_update" and document.snapshot() == before
+
+
+async def test_a_custom_title_beats_a_later_generated_one() -> None:
+    now = [1000]
+    disk = Disk()
+    document = made(disk, now=now)
+    document.note(Activity("s", 1000, last_prompt="from a prompt"))
+    assert document.snapshot()["title_kind"] == "replaceable"
+    now[0] = 2000
+    value = await document.set_generated_title_if_uncustomized("made")
+    assert (value["title"], value["title_kind"], value["updated_at"]) == ("made", "generated", 2000)
+    document.note(Activity("s", 2000, last_prompt="another prompt"))
+    assert document.snapshot()["title"] == "made"
+    disk.gate.clear()  # the custom title waits in the queue when the generated one comes
+    mine = asyncio.create_task(document.update({"title": "Mine"}))
+    await asyncio.sleep(0)
+    theirs = asyncio.create_task(document.set_generated_title_if_uncustomized("late"))
+    await asyncio.sleep(0)
+    disk.gate.set()
+    await asyncio.gather(mine, theirs)
+    assert disk.values[-1]["title"] == "Mine" and disk.values[-1]["title_kind"] == "custom"
+    now[0] = 3000
+    value = await document.set_generated_title_if_uncustomized("forced", force=True)
+    assert (value["title"], value["title_kind"], value["updated_at"]) == ("forced", "generated", 3000)
+    await document.close()
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "New Session"])
+async def test_a_blank_title_is_replaced_by_the_first_prompt(blank: str) -> None:
+    value = {**new_document("s", workspace_id="w", cwd=None, now=1), "title": blank, "title_kind": "replaceable"}
+    document = SessionDocument(value, 1, Disk().write, clock=lambda: 1, spacing_s=60)
+    document.note(Activity("s", 2, last_prompt="hello"))
+    assert document.snapshot()["title"] == "hello"
+
+
+async def test_registering_again_drops_neither_labels_nor_parent() -> None:
+    disk = Disk()
+    document = made(disk)
+    document.register([AgentEntry("agent-2", "sub", "agent-1", {"item": "7"}, forked_from="agent-1")])
+    await document.flush()
+    writes = len(disk.values)
+    document.register([AgentEntry("agent-2")])  # as it comes back after a restart, with nothing but its id
+    document.register([AgentEntry("agent-2", "sub", "agent-1", {"item": "7"}, forked_from="agent-1")])
+    await document.flush()
+    assert len(disk.values) == writes
+    document.register([AgentEntry("agent-2", labels={"run": "r"})])
+    await document.close()
+    assert disk.values[-1]["agents"]["agent-2"] == {
+        "type": "sub",
+        "parent_agent_id": "agent-1",
+        "labels": {"item": "7", "run": "r"},
+        "forked_from": "agent-1",
+    }
+    assert disk.values[-1]["agent_count"] == 1
+
+
+async def test_a_hundred_changes_of_several_drivers_all_survive() -> None:
+    disk = Disk()
+    document = made(disk, now=[1000])
+
+    async def driver(number: int) -> None:
+        for n in range(number, 100, 4):
+            patch: dict[str, Any] = {"metadata": {f"m{n}": n}, "tags": {f"t{n}": str(n)}}
+            if n % 10 == 0:
+                patch["title"] = f"title {n}"
+            document.register([AgentEntry(f"agent-{n}")])
+            await document.update(patch)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(driver(number) for number in range(4)))
+    value = disk.values[-1]
+    assert value["custom"] == {f"m{n}": n for n in range(100)}
+    assert value["tags"] == {f"t{n}": str(n) for n in range(100)}
+    assert value["agents"].keys() == {f"agent-{n}" for n in range(100)}
+    assert value["title_kind"] == "custom"
+    await document.close()
+
+
+async def test_listeners_hear_nothing_of_a_write_that_failed() -> None:
+    disk = Disk()
+    document = made(disk)
+    told: list[dict[str, Any]] = []
+    document.observe(told.append)
+    disk.failures = [StoreError("full", code="store.disk_full")]
+    with pytest.raises(StoreError):
+        await document.update({"title": "A"})
+    assert told == [] and disk.values == [] and document.snapshot()["title"] == "A"
+    await document.update({"tags": {"k": "v"}})
+    assert [(value["title"], value["tags"]) for value in told] == [("A", {"k": "v"})]
+    await document.close()
+
+
+ODD: dict[str, Any] = {
+    "id": "other",
+    "created_at": "2025-01-02T03:04:05Z",
+    "updated_at": 1735787046000.5,
+    "archived": "yes",
+    "archived_at": 5,
+    "agents": {"main": {"type": "main"}, "agent-1": None},
+    "agent_count": "many",
+    "custom": [],
+    "tags": {"a": "b", "c": 1},
+    "title": "T",
+    "title_kind": "theirs",
+    "cwd": 3,
+    "last_turn_reason": "exploded",
+    "strange": {"kept": True},
+}
+
+
+async def test_an_odd_document_is_put_right_and_written_once() -> None:
+    value = loaded_document("s", ODD)
+    assert value == {
+        "id": "s",
+        "version": 1,
+        "created_at": 1735787045000,
+        "updated_at": 1735787046000,
+        "archived": False,
+        "agents": {"main": {"type": "main"}},
+        "agent_count": 1,
+        "custom": {},
+        "tags": {"a": "b"},
+        "title": "T",
+        "title_kind": "replaceable",
+        "strange": {"kept": True},
+    }
+    assert loaded_document("s", value) == value
+    disk = Disk()
+    disk.revision = 7
+    document = SessionDocument(value, 7, disk.write, clock=lambda: 9, changed=True, spacing_s=0.01)
+    await document.flush()
+    await document.flush()
+    await document.close()
+    assert disk.values == [value]
+    again = SessionDocument(value, 8, disk.write, clock=lambda: 9, changed=loaded_document("s", value) != value)
+    await again.flush()
+    await again.close()
+    assert len(disk.values) == 1
+
+
+@pytest.mark.parametrize("field", ["created_at", "updated_at"])
+@pytest.mark.parametrize("odd", [None, True, "yesterday", [], float("inf")])
+def test_a_time_that_is_none_is_taken_from_the_other(field: str, odd: object) -> None:
+    value = loaded_document("s", {"version": 1, "created_at": 5, "updated_at": 6, field: odd})
+    assert (value["created_at"], value["updated_at"]) == ((6, 6) if field == "created_at" else (5, 5))
+
+
+def test_lineage_is_readable_in_every_shape() -> None:
+    source = {"session_id": "a", "agent_id": "main", "at": "3"}
+    value = new_document("s", workspace_id="w", cwd=None, now=1, forked_from=source)
+    value |= {"fork_group": "g", "fork_index": 2}
+    value["custom"] = {"parent_session_id": "p", "child_session_kind": "child"}
+    found = lineage_of(loaded_document("s", value))
+    assert found.forked_from == source and (found.fork_group, found.fork_index) == ("g", 2)
+    assert found.parent_session_id == "p"
+    assert lineage_of({"forked_from": "a"}).forked_from == {"session_id": "a"}
+    odd = lineage_of({"forked_from": 3, "fork_group": 1, "fork_index": True, "custom": {"parent_session_id": "p"}})
+    assert odd == lineage_of({})
