@@ -20,13 +20,22 @@ from kimi_ray.session.document_value import (
     loaded_document,
     new_document,
 )
+from kimi_ray.session.fork_plan import ForkPlan, LeftOut, PlannedLog, plan_agent_fork, plan_fork
+from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
+from kimi_ray.session.log_reader import ColdReader, LogReader
 from kimi_ray.session.prompt_text import last_prompt, prompt_text
 
 __all__ = [
     "DOCUMENT_VERSION",
     "Activity",
     "AgentEntry",
+    "ColdReader",
+    "ForkPlan",
+    "ForkPoint",
+    "LeftOut",
     "Lineage",
+    "LogReader",
+    "PlannedLog",
     "SessionDocument",
     "TitleKind",
     "TurnReasonKind",
@@ -37,5 +46,8 @@ __all__ = [
     "lineage_of",
     "loaded_document",
     "new_document",
+    "parse_fork_point",
+    "plan_agent_fork",
+    "plan_fork",
     "prompt_text",
 ]
