@@ -16,12 +16,15 @@ from kimi_ray.session.document_value import (
     checked_metadata,
     checked_tags,
     checked_title,
+    entry_of_log,
     lineage_of,
     loaded_document,
     new_document,
+    parent_of_log,
 )
 from kimi_ray.session.fork_plan import ForkPlan, LeftOut, PlannedLog, plan_agent_fork, plan_fork
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
+from kimi_ray.session.in_flight import InFlight, in_flight
 from kimi_ray.session.log_reader import ColdReader, LogReader
 from kimi_ray.session.prompt_text import last_prompt, prompt_text
 
@@ -32,6 +35,7 @@ __all__ = [
     "ColdReader",
     "ForkPlan",
     "ForkPoint",
+    "InFlight",
     "LeftOut",
     "Lineage",
     "LogReader",
@@ -42,10 +46,13 @@ __all__ = [
     "checked_metadata",
     "checked_tags",
     "checked_title",
+    "entry_of_log",
+    "in_flight",
     "last_prompt",
     "lineage_of",
     "loaded_document",
     "new_document",
+    "parent_of_log",
     "parse_fork_point",
     "plan_agent_fork",
     "plan_fork",

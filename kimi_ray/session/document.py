@@ -12,7 +12,16 @@ from typing import Any
 
 from kimi_ray.errors import KimiRayError, SessionError
 from kimi_ray.events import thaw
-from kimi_ray.session.document_value import Activity, AgentEntry, Value, with_activity, with_agents, with_patch
+from kimi_ray.session.document_value import (
+    Activity,
+    AgentEntry,
+    Value,
+    with_activity,
+    with_agents,
+    with_logged_agents,
+    with_patch,
+)
+from kimi_ray.session.in_flight import InFlight, with_in_flight
 
 Write = Callable[[Value, int], Awaitable[int]]
 """Writes a value over a revision; gives the new revision when it is durable."""
@@ -94,6 +103,17 @@ class SessionDocument:
         """Agents exist. Written soon; dropped after the close."""
         if not self._closing.is_set() and with_agents(self._value, entries):
             self._changed()
+
+    def reconcile(self, entries: list[AgentEntry]) -> None:
+        """All agents that have logs, as their headers tell: the logs win, labels of both are kept. Written soon."""
+        if not self._closing.is_set() and with_logged_agents(self._value, entries):
+            self._changed()
+
+    async def set_in_flight(self, now: InFlight) -> None:
+        """Remember what is under way; on disk when it returns. Raises as ``update``."""
+        if with_in_flight(self._value, now):
+            self._version += 1
+        await self.flush()
 
     def note(self, activity: Activity) -> None:
         """The main agent did something. Written soon; dropped after the close, and when newer news is here already."""

@@ -229,6 +229,39 @@ def with_agents(value: Value, entries: list[AgentEntry]) -> bool:
     return changed
 
 
+def with_logged_agents(value: Value, entries: list[AgentEntry]) -> bool:
+    """All agents that have logs, as their headers tell: those win; labels of both sides are kept."""
+    agents = cast("dict[str, Value]", value["agents"])
+    before = (dict(agents), value["agent_count"])
+    for entry in entries:
+        data = entry.to_data()
+        known = agents.get(entry.agent_id)
+        if known is None and len(agents) >= LISTED_AGENTS:
+            continue
+        merged = {**(known or {}), **data}
+        labels = {**cast("Value", (known or {}).get("labels") or {}), **cast("Value", data.get("labels") or {})}
+        agents[entry.agent_id] = {**merged, "labels": labels} if labels else merged
+    value["agent_count"] = len({*agents, *(entry.agent_id for entry in entries)})
+    return (agents, value["agent_count"]) != before
+
+
+def entry_of_log(agent_id: str, header: Mapping[str, Any]) -> AgentEntry:
+    """An agent as the header of its log tells of it."""
+    labels: dict[str, str] = {str(key): str(text) for key, text in (header.get("labels") or {}).items()}
+    if agent_id == "main":
+        return AgentEntry(agent_id, "main", None, labels)
+    return AgentEntry(agent_id, "sub", parent_of_log(header), labels)
+
+
+def parent_of_log(header: Mapping[str, Any]) -> str:
+    """The agent to which a subagent belongs. A copy of a tree has its source as parent, and its own in the labels."""
+    labeled = (header.get("labels") or {}).get("parent_agent_id")
+    parent: Value = header.get("parent") or {}
+    if labeled is None and parent.get("session_id") == header.get("session_id"):
+        labeled = parent.get("agent_id")
+    return str(labeled or "main")
+
+
 def with_activity(value: Value, activity: Activity) -> bool:
     """What the main agent did."""
     value["updated_at"] = max(activity.at, int(value["updated_at"]))
