@@ -6,6 +6,7 @@ means "not said": it is not sent, not limited, or taken from the profile or the 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -122,15 +123,20 @@ class Profile(Settings):
 class Workdir(Settings):
     """Where an agent works. Built by the class methods, or parsed from the command line's form.
 
-    ``none``: no directory, tools that need one refuse. ``shared``: the directory itself. ``copy``: a private copy,
-    made on the agent's node, removed at the end unless kept.
+    ``none``: no directory, tools that need one refuse. ``shared``: the directory itself. ``copy``: a private copy of a
+    directory. ``git``: a private worktree of a local repository. ``factory``: what a function makes. Private
+    directories are made on the agent's node and removed at its end unless kept.
     """
 
     kind: Literal["none", "shared", "copy", "git", "factory"]
     path: str | None = None
+    """A directory; for ``git`` the repository, for ``factory`` the function."""
     ref: str | None = None
+    """``git`` only: a commit, branch or tag."""
     writes: bool = False
     """``shared`` only: the user accepts that several agents write into one directory."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    """``factory`` only: seconds for making, and for releasing; None is 600."""
 
     @classmethod
     def none(cls) -> Workdir:
@@ -147,11 +153,41 @@ class Workdir(Settings):
         """A private copy of the directory for each agent."""
         return cls(kind="copy", path=path)
 
+    @classmethod
+    def git(cls, repo: str, ref: str = "HEAD") -> Workdir:
+        """A worktree of a local repository for each agent, with a detached HEAD. Nothing is fetched.
+
+        Args:
+            repo: The top directory of a repository, or a bare one.
+            ref: A commit, branch or tag of it.
+        """
+        return cls(kind="git", path=repo, ref=ref)
+
+    @classmethod
+    def factory(cls, function: str, *, timeout_s: float | None = None) -> Workdir:
+        """What a function makes, called on the agent's node.
+
+        Args:
+            function: ``package.module:function``. It is called as ``function(item, ctx)``, with ``ctx`` a
+                ``kimi_ray.tools.FactoryContext``, and gives a directory's path: returned, awaited, yielded once (a
+                generator, an async one), or by a context manager of either kind. What comes after the yield releases.
+            timeout_s: Seconds for making, and again for releasing.
+        """
+        return cls(kind="factory", path=function, timeout_s=timeout_s)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a ``git`` workdir names a repository elsewhere: a URL, or ``user@host:path``."""
+        return self.kind == "git" and self.path is not None and _REMOTE.match(self.path) is not None
+
     @model_validator(mode="after")
     def _path_given(self) -> Self:
         if self.kind in ("shared", "copy", "git", "factory") and not self.path:
             raise ValueError(f"a {self.kind} workdir needs a path")
         return self
+
+
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[^/:{]+@[^/:]+:")
 
 
 class Item(Settings):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PROFILE = "explore"
 MAX_CONCURRENCY = 32
-_WORKDIRS = ("none", "shared", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +107,18 @@ def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir
     """The form of the command line, with ``cwd`` where no directory is named; it must exist unless it has placeholders.
 
     Raises:
-        ToolError: ``workdir.invalid``; ConfigError: ``workdir.not_found``, ``workdir.unsupported``.
+        ToolError: ``workdir.invalid``; ConfigError: ``workdir.not_found``.
     """
-    from kimi_ray.tools.workdir import parse_workdir
+    from kimi_ray.tools.workdirs import check_factory, parse_workdir
 
     if text is None:
         return None
     workdir = parse_workdir(text, cwd)
-    if workdir.kind not in _WORKDIRS:
-        raise ConfigError(
-            f"a {workdir.kind} working directory cannot be made by this version",
-            code="workdir.unsupported",
-            hint="check it out beforehand and use copy:DIR or shared:DIR",
-            details={"kind": workdir.kind},
-        )
+    if workdir.kind == "factory":
+        make_importable((workdir.path or "",), cwd)
+        check_factory(workdir)
+    if workdir.kind == "git":
+        return _with_repository(workdir, cwd)
     if workdir.kind in ("shared", "copy") and workdir.path is not None and "{{" not in workdir.path:
         path = Path(cwd, workdir.path).expanduser()
         if not path.is_dir():
@@ -132,6 +129,20 @@ def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir
                 details={"path": str(path)},
             )
     return workdir.model_copy(update={"writes": True}) if writes and workdir.kind == "shared" else workdir
+
+
+def _with_repository(workdir: Workdir, cwd: str) -> Workdir:
+    if workdir.path is None or "{{" in workdir.path:
+        return workdir
+    path = Path(cwd, workdir.path).expanduser()
+    if not path.is_dir():
+        raise ConfigError(
+            f"the repository {path} does not exist",
+            code="workdir.not_found",
+            hint="--workdir git:REPO@REF takes a repository on the node where the agent works",
+            details={"path": str(path)},
+        )
+    return workdir.model_copy(update={"path": str(path)})
 
 
 def make_importable(names: tuple[str, ...], cwd: str) -> None:

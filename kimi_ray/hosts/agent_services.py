@@ -6,11 +6,12 @@ once, a Session container a session and an Agent container an activation.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dishka import Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
@@ -37,7 +38,15 @@ from kimi_ray.store.write_controller import WriteController
 from kimi_ray.tools.contract import Environment, Tool
 from kimi_ray.tools.local import LocalEnvironment
 from kimi_ray.tools.registry import select_tools
-from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, prepare_workdir
+from kimi_ray.tools.workdirs import (
+    FactoryContext,
+    Leave,
+    PreparedWorkdir,
+    check_workdir,
+    found_again,
+    prepare_workdir,
+    workdir_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,38 @@ def workdirs_base(home_id: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"kimi-ray-{os.getuid()}", home_id, "workdirs")
 
 
+class SleepingWorkdirs:
+    """What factories want done at the end of directories whose agents sleep: their work goes on some day.
+
+    By path. At the end of the process at the latest it is done: it cannot be handed to another one.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[str, Leave] = {}
+
+    def keep(self, workdir: PreparedWorkdir) -> None:
+        """The agent is put to sleep."""
+        if workdir.path is not None and workdir.leave is not None:
+            self._leaves[workdir.path] = workdir.leave
+
+    def wake(self, workdir: PreparedWorkdir) -> PreparedWorkdir:
+        """The same directory for an agent that lives again."""
+        leave = self._leaves.pop(workdir.path or "", None)
+        return workdir if leave is None else replace(workdir, leave=leave)
+
+    async def close(self) -> None:
+        """Release everything; one that fails does not keep the others from it.
+
+        Raises:
+            ToolError: ``workdir.failed``, the first.
+        """
+        leaves, self._leaves = list(self._leaves.values()), {}
+        results = await asyncio.gather(*(leave() for leave in leaves), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
 class AppServices(Provider):
     """App scope: one of each in a host process."""
 
@@ -124,6 +165,13 @@ class AppServices(Provider):
         threads = FileThreads()
         yield threads
         threads.executor.shutdown(wait=False, cancel_futures=True)
+
+    @provide
+    async def sleeping_workdirs(self) -> AsyncIterator[SleepingWorkdirs]:
+        """Directories of agents that sleep."""
+        sleeping = SleepingWorkdirs()
+        yield sleeping
+        await sleeping.close()
 
     @provide
     def store(self, cluster: Cluster, config: RuntimeConfig) -> StoreCalls:
@@ -163,25 +211,35 @@ class AgentServices(Provider):
         return Journal(opened.log, opened.fold, opened.controller, read_blob)
 
     @provide
-    async def workdir(self, spec: AgentSpec, opened: OpenedLog, cluster: Cluster) -> AsyncIterator[PreparedWorkdir]:
+    async def workdir(
+        self, spec: AgentSpec, opened: OpenedLog, cluster: Cluster, sleeping: SleepingWorkdirs
+    ) -> AsyncIterator[PreparedWorkdir]:
         """The working directory: made at the first activation, found again at a later one.
 
-        A private copy goes when its rollout has ended; an agent that is only put to sleep finds it again.
+        A private directory goes when its rollout has ended; an agent that is only put to sleep finds it again.
         """
         bind: dict[str, Any] = opened.fold.bind or {}
         bound: dict[str, Any] = bind.get("workdir") or {}
         known = spec.workdir_path or bound.get("prepared")
         wanted = spec.workdir or Workdir.none()
-        if known is not None and wanted.kind in ("shared", "copy"):
+        base = workdirs_base(cluster.home_id)
+        if known is not None and wanted.kind != "none":
             await check_workdir(known)
-            workdir = PreparedWorkdir(known, wanted.kind, created=bool(bound.get("created")))
+            created = bool(bound.get("created"))
+            workdir = sleeping.wake(found_again(known, wanted, created=created, base_dir=base))
         else:
-            name = f"{spec.stream.session_id}-{spec.stream.agent_id}-{spec.nonce[-8:]}"
             workdir = await prepare_workdir(
-                wanted, base_dir=workdirs_base(cluster.home_id), name=name, leave_out=spec.denied_paths
+                wanted,
+                base_dir=base,
+                name=workdir_name(*spec.stream, spec.nonce),
+                leave_out=spec.denied_paths,
+                context=_factory_context(spec),
             )
         yield workdir
-        await workdir.release(keep=spec.keep_workdir or not opened.ended)
+        if opened.ended:
+            await workdir.release(keep=spec.keep_workdir)
+        else:
+            sleeping.keep(workdir)
 
     @provide
     async def environment(
@@ -298,3 +356,14 @@ class AgentServices(Provider):
         agent.workdir_created = workdir.created
         agent.node_id = cluster.node_id
         return agent
+
+
+def _factory_context(spec: AgentSpec) -> FactoryContext:
+    header: dict[str, Any] = spec.header or {}
+    return FactoryContext(
+        session_id=spec.stream.session_id,
+        agent_id=spec.stream.agent_id,
+        seed=None if spec.sampling is None else spec.sampling.seed,
+        item=spec.item,
+        attempt=header.get("attempt") or 1,
+    )

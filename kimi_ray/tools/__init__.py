@@ -20,7 +20,7 @@ from kimi_ray.tools.local import LocalEnvironment
 from kimi_ray.tools.registry import builtin_tools, select_tools
 from kimi_ray.tools.results import error_output
 from kimi_ray.tools.scheduling import ScheduledCall, run_calls
-from kimi_ray.tools.workdir import PreparedWorkdir, check_workdir, parse_workdir, prepare_workdir
+from kimi_ray.tools.workdirs import FactoryContext, PreparedWorkdir, check_workdir, parse_workdir, prepare_workdir
 
 __all__ = [
     "Access",
@@ -28,6 +28,7 @@ __all__ = [
     "DirectoryEntry",
     "Environment",
     "ExecResult",
+    "FactoryContext",
     "FileStat",
     "FunctionTool",
     "LocalEnvironment",
