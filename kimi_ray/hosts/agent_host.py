@@ -26,7 +26,10 @@ from kimi_ray.hosts.agent_services import (
     OpenedLog,
     SessionServices,
     SessionView,
+    SleepingWorkdirs,
+    workdirs_base,
 )
+from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
 from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
@@ -36,6 +39,7 @@ from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import Message
 from kimi_ray.scopes import assemble
+from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.version import __version__
 
@@ -52,6 +56,8 @@ class AgentHost:
     PORT: ClassVar[dict[str, Group]] = {
         "run_many": "default",
         "submit_many": "default",
+        "make_workdirs": "default",
+        "drop_workdirs": "default",
         "wait_any": "wait",
         "read_events": "wait",
         "cancel": "control",
@@ -93,6 +99,9 @@ class AgentHost:
         self._store = await self._app.get(StoreCalls)
         self._opener = LogOpener(self._cluster, self._store, self._config)
         self._reader = LogReader(self._store)
+        sleeping = await self._app.get(SleepingWorkdirs)
+        self._workdirs = AgentWorkdirs(workdirs_base(self._cluster.home_id), self._store, sleeping)
+        self._spawn(self._workdirs.sweep())
 
     async def close(self) -> None:
         """Close every agent (cancelled, flushed, its grant given back), then the host's services.
@@ -239,6 +248,28 @@ class AgentHost:
         ``force`` gives up what cannot be made durable.
         """
         return list(await asyncio.gather(*(self._close_one(Stream(*stream), force) for stream in streams)))
+
+    async def make_workdirs(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
+        """Make working directories on this node before their agents are there: all, or none.
+
+        Args:
+            wishes: For each the kind, the name (``tools.workdirs.workdir_name``), and what a copy is to be without.
+
+        Returns:
+            For each ``{"path", "created"}``, as ``profile/bind`` has it in ``workdir`` (``path`` as ``prepared``).
+
+        Raises:
+            ToolError: ``workdir.*``, as ``prepare_workdir``; what was made is removed.
+        """
+        return await self._workdirs.make(wishes)
+
+    async def drop_workdirs(self, session_ids: list[str]) -> int:
+        """Remove this node's private directories of sessions; returns how many there were. Idempotent.
+
+        Raises:
+            ToolError: ``workdir.failed`` when one cannot be removed.
+        """
+        return await self._workdirs.drop(session_ids)
 
     # Bringing to life and letting go
 

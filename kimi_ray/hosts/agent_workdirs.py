@@ -1,0 +1,52 @@
+"""The private directories of this node, as others ask for them: made before their agents are there, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.agent_services import SleepingWorkdirs
+from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.settings import Workdir
+from kimi_ray.tools.workdirs import PreparedWorkdir, drop_sessions, prepare_workdir, sweep_sessions
+
+
+class AgentWorkdirs:
+    """Makes, drops and sweeps the private directories in ``base``."""
+
+    def __init__(self, base: str, store: StoreCalls, sleeping: SleepingWorkdirs) -> None:
+        self._base = base
+        self._store = store
+        self._sleeping = sleeping
+
+    async def make(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
+        """See ``AgentHost.make_workdirs``."""
+        made: list[PreparedWorkdir] = []
+        try:
+            for wanted, name, leave_out in wishes:
+                made.append(await prepare_workdir(wanted, base_dir=self._base, name=name, leave_out=leave_out))
+        except BaseException:
+            await asyncio.shield(asyncio.gather(*(one.release() for one in made), return_exceptions=True))
+            raise
+        for one in made:
+            self._sleeping.keep(one)
+        return [{"path": one.path, "created": one.created} for one in made]
+
+    async def drop(self, session_ids: list[str]) -> int:
+        """See ``AgentHost.drop_workdirs``."""
+        return await drop_sessions(self._base, session_ids)
+
+    async def sweep(self) -> int:
+        """Remove what sessions that are no more have left here; see ``sweep_sessions``."""
+        return await sweep_sessions(self._base, self._is_there)
+
+    async def _is_there(self, session_id: str) -> bool:
+        if await self._store.read_document(session_id) is not None:
+            return True
+        try:
+            return bool(await self._store.list_logs(session_id))
+        except KimiRayError as error:
+            if error.code == "store.not_found":
+                return False
+            raise
