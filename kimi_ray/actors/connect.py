@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
@@ -16,7 +17,7 @@ from kimi_ray.actors.ray_cluster import SHARE, STORAGE_RESOURCE, RayCluster, Ray
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
 from kimi_ray.hosts.connection import Connection, connect_in_process
-from kimi_ray.hosts.ports import NodeInfo, is_lost, registry_name, store_name
+from kimi_ray.hosts.ports import HostEnvironment, NodeInfo, is_lost, registry_name, store_name
 from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
@@ -67,7 +68,9 @@ async def connect(config: RuntimeConfig, *, runtime_env: dict[str, Any] | None =
         await asyncio.to_thread(close_session, session)
 
     try:
+        environment = _environment(runtime_env, applied=session.runtime_env_applied)
         spec = await _spec(config, None if session.runtime_env_applied else runtime_env)
+        spec = replace(spec, environment=environment.digest)
         cluster = RayCluster(spec)
         connection = Connection(
             cluster,
@@ -75,7 +78,7 @@ async def connect(config: RuntimeConfig, *, runtime_env: dict[str, Any] | None =
             in_process=False,
             owns_runtime=session.started,
             log_path=session.log_path,
-            code=_digest(runtime_env),
+            environment=environment,
             bare_calls=cluster.bare_calls,
             end=end,
         )
@@ -222,5 +225,16 @@ def ray_remote(function: Any) -> Any:
     return cast("Any", ray).remote(function)
 
 
-def _digest(runtime_env: dict[str, Any] | None) -> str | None:
-    return None if not runtime_env else hashlib.sha256(to_json(runtime_env, fallback=repr)).hexdigest()[:16]
+def _environment(runtime_env: dict[str, Any] | None, *, applied: bool) -> HostEnvironment:
+    """What hosts are to run in, for those too that are started when this program is gone and another one is there.
+
+    Once it is the job's, Ray has uploaded its directories: their addresses name their content.
+    """
+    if not runtime_env:
+        return HostEnvironment()
+    resolved = dict(runtime_env)
+    if applied:
+        import ray
+
+        resolved = dict(cast("Any", ray).get_runtime_context().runtime_env)
+    return HostEnvironment(hashlib.sha256(to_json(resolved, fallback=repr)).hexdigest()[:16], resolved)

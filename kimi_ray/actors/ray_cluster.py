@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from kimi_ray.actors.calls import call, in_thread
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.boundary import actor_died, group_of, kind_of, unwrap
-from kimi_ray.hosts.ports import Group, HostKind, HostListing, NodeInfo, Peer, registry_name
+from kimi_ray.hosts.ports import Group, HostEnvironment, HostKind, HostListing, NodeInfo, Peer, registry_name
 
 STORAGE_RESOURCE = "kimi_ray_storage"
+NOTES = b"kimi_ray"
+"""Namespace of our notes in the cluster's control store."""
+
 HEAD_RESOURCE = "node:__internal_head__"
 SHARE = 0.001
 """Of a resource that says where an actor may be; it never runs out."""
@@ -30,7 +33,8 @@ LOOKUP_BOUND_S = 20.0
 class RaySpec:
     """All that an actor needs to be part of a runtime. Holds no secret: models and their headers stay with drivers.
 
-    ``storage`` is the resource that pins the stores, ``runtime_env`` what every actor runs in (None: the job's).
+    ``storage`` is the resource that pins the stores, ``runtime_env`` what every actor runs in (None: the job's), with
+    ``environment`` as its name.
     """
 
     home_id: str
@@ -38,6 +42,7 @@ class RaySpec:
     config: RuntimeConfig
     storage: dict[str, float] = field(default_factory=dict[str, float])
     runtime_env: dict[str, Any] | None = field(default=None, repr=False)
+    environment: str = ""
 
 
 def config_for_actors(config: RuntimeConfig) -> RuntimeConfig:
@@ -49,6 +54,9 @@ class RayCluster:
     """Actors by name in one namespace. Handles are cached and looked up again after a failure."""
 
     def __init__(self, spec: RaySpec) -> None:
+        from kimi_ray.actors.sealing import seal_with_ray
+
+        seal_with_ray()
         self.spec = spec
         self._handles: dict[str, Any] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kimi_ray.lookup")
@@ -71,14 +79,20 @@ class RayCluster:
         return _RayPeer(self, name)
 
     async def start_host(
-        self, kind: HostKind, name: str, *, node_id: str | None = None, dedicated: bool = False
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        dedicated: bool = False,
+        environment: HostEnvironment | None = None,
     ) -> HostListing:
         """Create a detached actor, or find the one of that name, and wait until it answers.
 
         Raises:
             RuntimeFault: ``infra.unschedulable``, ``infra.timeout``, ``infra.actor_died``; what its start raised.
         """
-        await self.create(kind, name, node_id=node_id)
+        await self.create(kind, name, node_id=node_id, environment=environment)
         try:
             told = await self.peer(name).call("ping", timeout_s=START_BOUND_S, group="control")
         except KimiRayError:
@@ -87,11 +101,21 @@ class RayCluster:
             raise
         return HostListing(name, kind, told.get("node_id"), told.get("pid"))
 
-    async def create(self, kind: HostKind, name: str, *, node_id: str | None = None) -> None:
+    async def create(
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        environment: HostEnvironment | None = None,
+    ) -> None:
         """Have Ray create a detached actor unless there is one of that name; does not wait for its process."""
         from kimi_ray.actors.shells import ACTORS, PENDING_CALLS
 
-        options = self._options(kind, node_id)
+        spec = self.spec
+        if environment is not None:
+            spec = replace(spec, runtime_env=environment.runtime_env, environment=environment.digest)
+        options = self._options(kind, node_id, spec.runtime_env)
 
         def create() -> Any:
             return (
@@ -104,7 +128,7 @@ class RayCluster:
                     max_pending_calls=PENDING_CALLS,
                     **options,
                 )
-                .remote(kind, name, self.spec)
+                .remote(kind, name, spec)
             )
 
         self._handles[name] = await self._blocking(create, START_BOUND_S, name, "create")
@@ -138,8 +162,37 @@ class RayCluster:
     async def nodes(self) -> list[NodeInfo]:
         """The machines, alive ones first."""
         rows = cast("list[dict[str, Any]]", await self._blocking(_ray().nodes, LOOKUP_BOUND_S, "Ray", "nodes"))
-        found = [_node_info(row) for row in rows]
+        leaving = await self._draining_nodes()
+        found = [_node_info(row, leaving) for row in rows]
         return sorted(found, key=lambda node: not node.alive)
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """Keep a short text of this runtime in the cluster's control store."""
+        from ray.experimental import internal_kv
+
+        def put() -> None:
+            internal_kv._internal_kv_put(self._note_key(key), text.encode(), namespace=NOTES)  # pyright: ignore[reportPrivateUsage]
+
+        await self._blocking(put, LOOKUP_BOUND_S, "Ray", "keep_note")
+
+    async def read_note(self, key: str) -> str | None:
+        """What was kept under ``key``, or None."""
+        from ray.experimental import internal_kv
+
+        def get() -> bytes | None:
+            return internal_kv._internal_kv_get(self._note_key(key), namespace=NOTES)  # pyright: ignore[reportPrivateUsage]
+
+        found = await self._blocking(get, LOOKUP_BOUND_S, "Ray", "read_note")
+        return None if found is None else found.decode()
+
+    def _note_key(self, key: str) -> bytes:
+        return f"{self.spec.namespace}/{self.home_id}/{key}".encode()
+
+    async def _draining_nodes(self) -> dict[str, int]:
+        """The nodes that Ray is about to take away, with the deadlines (epoch, milliseconds; 0: none)."""
+        from ray._private.state import state  # its public lists leave this out
+
+        return await self._blocking(lambda: cast("Any", state).get_draining_nodes(), LOOKUP_BOUND_S, "Ray", "nodes")
 
     async def handle(self, name: str) -> Any:
         """The actor's handle.
@@ -186,10 +239,10 @@ class RayCluster:
     async def _blocking(self, work: Callable[[], Any], timeout_s: float, target: str, method: str) -> Any:
         return await in_thread(self._threads, work, timeout_s, target=target, method=method)
 
-    def _options(self, kind: HostKind, node_id: str | None) -> dict[str, Any]:
+    def _options(self, kind: HostKind, node_id: str | None, runtime_env: dict[str, Any] | None) -> dict[str, Any]:
         options: dict[str, Any] = {"num_cpus": 0}
-        if self.spec.runtime_env is not None:
-            options["runtime_env"] = self.spec.runtime_env
+        if runtime_env is not None:
+            options["runtime_env"] = runtime_env
         if kind == "store":
             options["resources"] = self.spec.storage
         elif kind == "registry":
@@ -237,7 +290,7 @@ def _ray() -> Any:
     return ray
 
 
-def _node_info(row: dict[str, Any]) -> NodeInfo:
+def _node_info(row: dict[str, Any], leaving: dict[str, int]) -> NodeInfo:
     resources: dict[str, float] = row.get("Resources") or {}
     return NodeInfo(
         node_id=row["NodeID"],
@@ -246,4 +299,6 @@ def _node_info(row: dict[str, Any]) -> NodeInfo:
         is_head=HEAD_RESOURCE in resources,
         has_storage=STORAGE_RESOURCE in resources,
         alive=bool(row["Alive"]),
+        draining=row["NodeID"] in leaving,
+        drain_deadline=leaving.get(row["NodeID"], 0) / 1000 or None,
     )

@@ -104,7 +104,8 @@ class _Shell:
                 return ("err", error.to_data())
             except Exception as error:  # noqa: BLE001  recorded as data, nothing is lost
                 return ("err", unexpected(error, f"starting {self._name}").to_data())
-        return with_calls(await answer(core, method, args), method, self._calls)
+        reply = with_calls(await answer(core, method, args), method, self._calls)
+        return ("ok", {**reply[1], "environment": self._spec.environment}) if _is_pong(method, reply) else reply
 
     async def _started(self) -> Core:
         """The core, started by whoever calls first; a start that failed is tried again by the next call."""
@@ -118,6 +119,10 @@ class _Shell:
                 await core.start()
                 self._core = core
             return self._core
+
+
+def _is_pong(method: str, reply: Answer) -> bool:
+    return method == "ping" and reply[0] == "ok"
 
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=DEFAULT_CALLS, concurrency_groups=GROUPS)

@@ -12,7 +12,7 @@ from typing import Any
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.local_cluster import LocalCluster
-from kimi_ray.hosts.ports import Cluster, Peer, registry_name
+from kimi_ray.hosts.ports import Cluster, HostEnvironment, Peer, registry_name
 from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
@@ -35,7 +35,7 @@ class Connection:
         in_process: bool,
         owns_runtime: bool,
         log_path: str | None,
-        code: str | None = None,
+        environment: HostEnvironment | None = None,
         bare_calls: Callable[[int], Awaitable[float]] | None = None,
         end: Callable[[], Awaitable[None]],
     ) -> None:
@@ -52,7 +52,7 @@ class Connection:
         """Why the runtime is over while the driver lives (``runtime.ending``), else None."""
         self.failures: list[KimiRayError] = []
         """What ``disconnect`` could not close as it should when it ended the runtime (``details.host``)."""
-        self._code = code
+        self._environment = environment or HostEnvironment()
         self._bare_calls = bare_calls
         self._end = end
         self._lease: asyncio.Task[None] | None = None
@@ -134,7 +134,8 @@ class Connection:
         return {
             "fingerprint": self.config.runtime_fingerprint(),
             "versions": program_versions(),
-            "code": self._code,
+            "code": self._environment.digest or None,
+            "runtime_env": self._environment.runtime_env,
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }

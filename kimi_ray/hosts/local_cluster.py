@@ -18,7 +18,7 @@ from weakref import WeakSet
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.boundary import Answer, Core, actor_died, answer, timed_out, unexpected, unwrap, with_calls
-from kimi_ray.hosts.ports import Cluster, Group, HostKind, HostListing, NodeInfo, Peer
+from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostKind, HostListing, NodeInfo, Peer
 
 NODE_ID = "local"
 
@@ -53,6 +53,7 @@ class LocalCluster:
         self._config = config
         self._factories = factories
         self._held: dict[str, _Held] = {}
+        self._notes: dict[str, str] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         self._loop = asyncio.get_running_loop()
         self._before = self._loop.get_task_factory()
@@ -74,7 +75,13 @@ class LocalCluster:
         return _LocalPeer(self, name, None)
 
     async def start_host(
-        self, kind: HostKind, name: str, *, node_id: str | None = None, dedicated: bool = False
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        dedicated: bool = False,
+        environment: HostEnvironment | None = None,
     ) -> HostListing:
         """Build a core and start it; the one that exists by that name is kept.
 
@@ -123,6 +130,14 @@ class LocalCluster:
     async def nodes(self) -> list[NodeInfo]:
         """This machine."""
         return [NodeInfo(NODE_ID, "127.0.0.1", float(os.cpu_count() or 1), is_head=True, has_storage=True)]
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """Keep a text as long as this cluster lives."""
+        self._notes[key] = text
+
+    async def read_note(self, key: str) -> str | None:
+        """What was kept under ``key``, or None."""
+        return self._notes.get(key)
 
     async def close(self) -> None:
         """Close the cores, hosts first, the stores after them, the registry last; bounded by ``close_timeout_s``.
@@ -215,7 +230,13 @@ class _View:
         return _LocalPeer(self._cluster, name, self._held)
 
     async def start_host(
-        self, kind: HostKind, name: str, *, node_id: str | None = None, dedicated: bool = False
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        dedicated: bool = False,
+        environment: HostEnvironment | None = None,
     ) -> HostListing:
         self._check_alive()
         return await self._cluster.start_host(kind, name, node_id=node_id, dedicated=dedicated)
@@ -229,6 +250,13 @@ class _View:
 
     async def nodes(self) -> list[NodeInfo]:
         return await self._cluster.nodes()
+
+    async def keep_note(self, key: str, text: str) -> None:
+        self._check_alive()
+        await self._cluster.keep_note(key, text)
+
+    async def read_note(self, key: str) -> str | None:
+        return await self._cluster.read_note(key)
 
     def _check_alive(self) -> None:
         if self._held.dead:

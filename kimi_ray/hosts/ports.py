@@ -7,7 +7,7 @@ actor or, with ``address="in-process"``, in the caller's own loop; it never know
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Group = Literal["default", "wait", "store", "control"]
@@ -45,6 +45,10 @@ class NodeInfo:
     is_head: bool
     has_storage: bool
     alive: bool = True
+    draining: bool = False
+    """Whether the cluster itself is about to take the node away."""
+    drain_deadline: float | None = None
+    """When it is taken away (epoch, seconds); None: not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,14 @@ class HostListing:
     kind: HostKind
     node_id: str | None = None
     pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnvironment:
+    """What a driver's code needs around it: Ray's ``runtime_env``, resolved, and a digest that names it."""
+
+    digest: str = ""
+    runtime_env: dict[str, Any] | None = field(default=None, repr=False)
 
 
 class Cluster(Protocol):
@@ -75,9 +87,15 @@ class Cluster(Protocol):
         ...
 
     async def start_host(
-        self, kind: HostKind, name: str, *, node_id: str | None = None, dedicated: bool = False
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        dedicated: bool = False,
+        environment: HostEnvironment | None = None,
     ) -> HostListing:
-        """Start a host and wait until it answers.
+        """Start a host and wait until it answers. ``environment`` None: that of the caller.
 
         Raises:
             RuntimeFault: ``infra.unschedulable``, ``infra.timeout``.
@@ -94,6 +112,14 @@ class Cluster(Protocol):
 
     async def nodes(self) -> list[NodeInfo]:
         """The machines, alive ones first."""
+        ...
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """Keep a short text of this runtime for as long as the cluster lives, whoever dies."""
+        ...
+
+    async def read_note(self, key: str) -> str | None:
+        """What was kept under ``key``, or None."""
         ...
 
 

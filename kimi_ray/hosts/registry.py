@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 from kimi_ray.config import RuntimeConfig, differing
 from kimi_ray.errors import KimiRayError, RuntimeFault
-from kimi_ray.hosts.pool import HostPool, PooledHost, usable_nodes
-from kimi_ray.hosts.ports import Cluster, Group, HostListing, NodeInfo, store_name
+from kimi_ray.hosts.draining import Drains
+from kimi_ray.hosts.pool import HostPool, PooledHost, named_node, usable_nodes
+from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostListing, NodeInfo, store_name
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
 from kimi_ray.settings import Isolation
@@ -60,6 +61,8 @@ class Registry:
         "place_agents": "default",
         "released": "control",
         "report_lost": "control",
+        "drain_node": "wait",
+        "undrain_node": "control",
         "status": "control",
         "shutdown": "default",
         "ping": "control",
@@ -70,10 +73,22 @@ class Registry:
         self._cluster = cluster
         self._config = config
         self._nodes: list[NodeInfo] = []
+        self._environment = HostEnvironment()
+        closed: set[str] = set()
         self._pools = {
-            kind: HostPool(kind, cluster, config, self._usable_nodes, self._reread_nodes)
+            kind: HostPool(
+                kind,
+                cluster,
+                config,
+                self._usable_nodes,
+                self._reread_nodes,
+                environment=lambda: self._environment,
+                evict=lambda name: self._later(self._stop(name)),
+                closed=closed,
+            )
             for kind in ("agents", "sessions")
         }
+        self._drains = Drains(cluster, dict(self._pools), self._stop)
         self._sessions: dict[str, str] = {}
         self._placing: dict[str, asyncio.Task[str]] = {}
         self._leases: dict[str, _Lease] = {}
@@ -93,6 +108,7 @@ class Registry:
         await self._reread_nodes()
         self._start_stores(set())
         await self._recover()
+        await self._drains.recover({node.node_id for node in self._nodes if node.alive})
         if self._starting_stores:
             # A store that cannot be placed now must not keep the registry from telling so.
             await asyncio.wait(self._starting_stores.values(), timeout=STORE_BOUND_S)
@@ -108,7 +124,8 @@ class Registry:
         tasks = [task for task in (self._watch, *self._tasks) if task is not None and task is not own]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *(pool.close() for pool in self._pools.values()), return_exceptions=True)
+        closing = (self._drains.close(), *(pool.close() for pool in self._pools.values()))
+        await asyncio.gather(*tasks, *closing, return_exceptions=True)
 
     async def ping(self) -> dict[str, Any]:
         """Proof of life."""
@@ -126,8 +143,8 @@ class Registry:
         """A driver comes.
 
         Args:
-            info: Its ``fingerprint`` (settings as JSON), the ``versions`` of its program, a digest of its
-                runtime_env as ``code``, and who it is (``pid``, ``host``).
+            info: Its ``fingerprint`` (settings as JSON), the ``versions`` of its program, its resolved
+                ``runtime_env`` and a digest of that as ``code``, and who it is (``pid``, ``host``).
 
         Returns:
             ``{lease_id, renew_s, home_id, home}``.
@@ -149,7 +166,6 @@ class Registry:
                 hint="connect with the same settings, or end that runtime with `kimi-ray down`",
                 details={"settings": other},
             )
-        self._code = code
         lease_id = f"lease_{new_ulid()}"
         await self.renew(lease_id, info)
         return {
@@ -163,8 +179,11 @@ class Registry:
         """A driver is still there. A lease that this registry does not know is taken in: it may have restarted."""
         self._refuse_when_ending()
         self._heard = time.monotonic()
-        self._code = info.get("code", self._code)
-        self._leases[lease_id] = _Lease({k: v for k, v in info.items() if k != "fingerprint"}, self._heard)
+        if "code" in info:
+            self._code = info["code"]
+            self._environment = HostEnvironment(self._code or "", info.get("runtime_env"))
+        shown = {k: v for k, v in info.items() if k not in ("fingerprint", "runtime_env")}
+        self._leases[lease_id] = _Lease(shown, self._heard)
 
     async def goodbye(self, lease_id: str) -> None:
         """A driver goes. Idempotent."""
@@ -223,7 +242,10 @@ class Registry:
         """
         self._refuse_when_ending()
         pool = self._pools["agents"]
-        takes = (pool.take(dedicated=self._is_dedicated(w.isolation), node_id=w.node_id) for w in wishes)
+        takes = (
+            pool.take(dedicated=self._is_dedicated(w.isolation), node_id=w.node_id, fingerprint=w.fingerprint)
+            for w in wishes
+        )
         found = await asyncio.gather(*takes, return_exceptions=True)
         hosts = [host for host in found if isinstance(host, PooledHost)]
         for failure in found:
@@ -251,6 +273,58 @@ class Registry:
             doubt.add_done_callback(lambda _: self._doubted.pop(host, None))
         return await asyncio.shield(doubt)
 
+    # -- nodes ------------------------------------------------------------------------------------------------------
+
+    async def drain_node(self, node: str, deadline_s: float | None = None, force: bool = False) -> dict[str, Any]:
+        """Empty a node: nothing new comes there, what is idle leaves at once and the rest when its work is done, then
+        its hosts end. It stays drained, also when this registry restarts.
+
+        Args:
+            node: Its id, a unique beginning of that (8 characters or more), or its address.
+            deadline_s: After so long what still runs is told, or cancelled with ``force``; None waits for all.
+
+        Returns:
+            How it stands: ``{node_id, done, moved, handed_over, stopped, running, pinned, sessions, cancelled,
+            errors, ...}``, the four lists in the middle of agents and sessions that are still there. Where ``done`` is
+            false the drain goes on behind.
+
+        Raises:
+            RuntimeFault: ``infra.unknown_node`` {nodes}; ``infra.last_node`` when nobody else could take the work.
+        """
+        self._refuse_when_ending()
+        await self._reread_nodes()
+        found = named_node(self._nodes, node)
+        if not self._others(found.node_id):
+            raise RuntimeFault(
+                f"the node {found.node_id} at {found.address} is the last one that takes work",
+                code="infra.last_node",
+                hint="add a node first, or end the runtime with `kimi-ray down`",
+                details={"node_id": found.node_id},
+            )
+        deadline = None if deadline_s is None else time.time() + deadline_s
+        drain = await self._drains.begin(found.node_id, "request", deadline, force)
+        await self._drains.wait(drain)
+        return drain.report()
+
+    async def undrain_node(self, node: str) -> None:
+        """Let a drained node take work again. Idempotent.
+
+        Raises:
+            RuntimeFault: ``infra.unknown_node`` {nodes}.
+        """
+        await self._reread_nodes()
+        await self._drains.undo(named_node(self._nodes, node).node_id)
+
+    def _others(self, node_id: str) -> list[NodeInfo]:
+        return [n for n in self._nodes if n.alive and n.node_id != node_id and n.node_id not in self._drains.nodes]
+
+    async def _follow_cluster(self) -> None:
+        """Nodes that the cluster itself is about to take away are drained while there is time."""
+        self._drains.gone({node.node_id for node in self._nodes if node.alive})
+        for node in self._nodes:
+            if node.alive and node.draining and node.node_id not in self._drains.nodes and self._others(node.node_id):
+                await self._drains.begin(node.node_id, "cluster", node.drain_deadline, False)
+
     # -- the whole --------------------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, Any]:
@@ -264,6 +338,9 @@ class Registry:
                 "pid": host.pid,
                 "load": host.load,
                 "dedicated": host.dedicated,
+                "fingerprint": host.fingerprint,
+                "environment": host.environment,
+                "draining": host.node_id in self._drains.nodes,
                 "sessions": sorted(s for s, name in self._sessions.items() if name == host.name),
             }
             for pool in self._pools.values()
@@ -283,7 +360,15 @@ class Registry:
             "hosts": hosts,
             "stores": [store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)],
             "nodes": [
-                {"node_id": n.node_id, "address": n.address, "cpus": n.cpus, "is_head": n.is_head, "alive": n.alive}
+                {
+                    "node_id": n.node_id,
+                    "address": n.address,
+                    "cpus": n.cpus,
+                    "is_head": n.is_head,
+                    "has_storage": n.has_storage,
+                    "alive": n.alive,
+                    "draining": drain.report() if (drain := self._drains.nodes.get(n.node_id)) is not None else None,
+                }
                 for n in self._nodes
             ],
             "failures": failures,
@@ -327,8 +412,9 @@ class Registry:
     def _usable_nodes(self) -> list[NodeInfo]:
         now = time.monotonic()
         shunned = {node for node, since in self._silent_nodes.items() if now - since < SHUNNED_S}
-        answering = [node for node in self._nodes if node.alive and node.node_id not in shunned]
-        return usable_nodes(answering or self._nodes)
+        open_nodes = [node for node in self._nodes if node.alive and node.node_id not in self._drains.nodes]
+        answering = [node for node in open_nodes if node.node_id not in shunned]
+        return usable_nodes(answering or open_nodes)
 
     async def _reread_nodes(self) -> None:
         self._nodes = await self._cluster.nodes()
@@ -369,7 +455,9 @@ class Registry:
     def _take_in(self, pool: HostPool, name: str, told: dict[str, Any]) -> None:
         sessions: list[str] = told.get("sessions") or []
         load = len(sessions) if pool.kind == "sessions" else int(told.get("agents") or 0)
-        pool.adopt(name, str(told.get("node_id") or ""), load, told.get("pid"))
+        host = pool.adopt(name, str(told.get("node_id") or ""), load, told.get("pid"))
+        host.fingerprint = str(told.get("fingerprint") or host.fingerprint)
+        host.environment = str(told.get("environment") or "")
         if pool.kind == "sessions":
             for session_id in sessions:
                 self._sessions.setdefault(session_id, name)
@@ -487,6 +575,10 @@ class Registry:
             self._drop(name)
         if self._ending is None:
             self._start_stores(there)
+            await self._follow_cluster()
+
+    def _later(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._spawn(work)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

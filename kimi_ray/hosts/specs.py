@@ -112,8 +112,9 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class PlaceAgent:
-    """A wish for a place."""
+    """A wish for a place. ``fingerprint`` is of the user's code that the agent needs; empty: none, any host serves."""
 
     stream: Stream
     isolation: Isolation | None = None
     node_id: str | None = None
+    fingerprint: str = ""
