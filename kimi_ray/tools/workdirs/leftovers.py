@@ -129,7 +129,12 @@ def _remove_partial(path: str) -> bool:
     tree = os.path.join(path, "tree")
     if is_worktree(tree):
         remove_worktree(tree)
+    # it may have died on the way to the directory's place, which it took first
+    target = os.path.join(os.path.dirname(path), os.path.basename(path)[1:].rsplit(".", 3)[0])
     with suppress(OSError):
-        forget(Path(path, REPOSITORY).read_text(errors="surrogateescape"), tree)
+        os.rmdir(target)
+    with suppress(OSError):
+        common = Path(path, REPOSITORY).read_text(errors="surrogateescape")
+        forget(common, tree, None if os.path.lexists(target) else target)
     remove(path)
     return True
