@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kimi_ray.app import SessionList, checked_workspace
+from kimi_ray.app import SessionList, SessionSummary, checked_workspace
 from kimi_ray.config import RuntimeConfig, load_config, load_models
 from kimi_ray.courier import Courier
-from kimi_ray.errors import ConfigError, RuntimeFault, SessionError
+from kimi_ray.errors import ConfigError, RuntimeFault, SessionError, StoreError
 from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.live_session import MAIN
@@ -19,12 +19,14 @@ from kimi_ray.hosts.specs import SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.session_handle import Session
+from kimi_ray.session_lifecycle import ArchiveResult, Lifecycle
 from kimi_ray.session_link import Notes, SessionLink, open_session
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.workspace_handle import Workspace
 
 IN_PROCESS = "in-process"
+DRAIN_SLACK_S = 30.0
 
 
 class Runtime:
@@ -40,6 +42,8 @@ class Runtime:
         self._links: dict[str, SessionLink] = {}
         self._sessions: dict[str, Session] = {}
         self._closing: asyncio.Task[None] | None = None
+        self.lifecycle = Lifecycle(self._courier, self._services.notes, self._let_go)
+        """Archive, restore, delete, for workspaces and commands."""
         self.sessions = SessionList(self._courier.store.list_documents)
         """All sessions of the home: ``list_recent``, ``count``, ``get``."""
 
@@ -90,6 +94,33 @@ class Runtime:
         """
         return Workspace(self, checked_workspace(path))
 
+    async def archive(self, session_id: str) -> SessionSummary:
+        """Put a session into the archive. A live one is closed first; a cold one is not opened, and need not have a
+        directory or a model any more. Idempotent; ``updated_at`` stays. An archived session can be resumed.
+
+        Raises:
+            SessionError: ``session.not_found``, ``session.bad_id``; ``session.in_use`` {host, pid} when another
+                program has it open; ``session.close_failed``: archived, but still live.
+            StoreError: why its document cannot be read or written.
+        """
+        return await self.lifecycle.archive(session_id)
+
+    async def archive_many(self, session_ids: Iterable[str], *, concurrency: int = 8) -> list[ArchiveResult]:
+        """``archive`` for each, ``concurrency`` at a time; one answer per id, in order, none raises for another."""
+        return await self.lifecycle.archive_many(session_ids, concurrency=concurrency)
+
+    async def restore(self, session_id: str) -> SessionSummary:
+        """Take a session out of the archive, without opening it: ``Workspace.resume`` does that. See ``archive``."""
+        return await self.lifecycle.restore(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session for good, with its logs and private working directories; a live one is closed first.
+
+        Raises:
+            SessionError: ``session.not_found``, ``session.bad_id``; ``session.in_use`` {host, pid}.
+        """
+        await self.lifecycle.delete(session_id)
+
     def resolve_model(self, name: str | ResolvedModel | None = None, base_url: str | None = None) -> ResolvedModel:
         """What a model's name means here, key included. None is the configured default.
 
@@ -99,6 +130,33 @@ class Runtime:
         if isinstance(name, ResolvedModel):
             return name
         return resolve_model(name or self.config.default_model, load_models(self.config), base_url, os.environ)
+
+    async def drain_node(self, node_id: str, deadline_s: float = 300.0, *, force: bool = False) -> dict[str, Any]:
+        """Empty a node before it goes: nothing new starts there, agents and sessions leave when they are idle, and
+        its hosts end. It stays drained until ``undrain_node``.
+
+        Args:
+            node_id: Its id, a unique beginning of that, or its address.
+            deadline_s: Longest wait for what still runs there, seconds.
+            force: Cancel what runs at the deadline; else it is told and goes on.
+
+        Returns:
+            ``{node_id, done, moved, handed_over, stopped, running, pinned, sessions, cancelled, errors, elapsed_s,
+            ...}``: ``running`` agents, ``pinned`` ones (idle, their directory is only there) and ``sessions`` (with a
+            swarm) are still there; then ``done`` is false and the drain goes on behind.
+
+        Raises:
+            RuntimeFault: ``infra.unknown_node`` {nodes}, ``infra.last_node``.
+        """
+        self._courier.check_loop()
+        bound_s = deadline_s + 2 * self.config.close_timeout_s + DRAIN_SLACK_S
+        registry = self._connection.registry
+        return await registry.call("drain_node", node_id, deadline_s, force, timeout_s=bound_s, group="wait")
+
+    async def undrain_node(self, node_id: str) -> None:
+        """Let a drained node take work again. Idempotent. Raises as ``drain_node``."""
+        self._courier.check_loop()
+        await self._connection.registry.call("undrain_node", node_id, timeout_s=DRAIN_SLACK_S, group="control")
 
     def agent_calls(self) -> int:
         """Calls that this driver made to agent hosts so far, for benches."""
@@ -139,8 +197,7 @@ class Runtime:
 
     async def open(self, spec: SessionSpec) -> Session:
         """Create or resume what a spec says. Workspaces call this."""
-        if self._closing is not None:
-            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        self._refuse_when_closed()
         self._courier.check_loop()
         info, host = await open_session(self._courier, spec)
         again = replace(
@@ -150,7 +207,7 @@ class Runtime:
             title=None,
             metadata={},
             tags={},
-            main=replace(spec.main, header=None),
+            main=replace(spec.main, header=None, model_as_stored=False),
         )
         link = self._links.get(spec.session_id)
         if link is None or link.closed:
@@ -162,9 +219,25 @@ class Runtime:
             link.opened = link.opened or info.opened
         return self._sessions[spec.session_id]
 
+    def _refuse_when_closed(self) -> None:
+        if self._closing is not None:
+            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+
+    def _let_go(self, session_id: str) -> None:
+        """A session was closed by its id: the handles of it are at their end."""
+        link = self._links.get(session_id)
+        if link is not None and not link.closed:
+            link.closed = True
+            self._courier.forget(session_id)
+
     async def binding(self, session_id: str) -> dict[str, Any] | None:
         """The profile, model, sampling, limits and workdir that a stored main agent was bound with, or None."""
-        return await read_binding(self._courier.store, Stream(session_id, MAIN))
+        try:
+            return await read_binding(self._courier.store, Stream(session_id, MAIN))
+        except StoreError as error:
+            if error.code != "store.deleted":
+                raise
+            return None
 
     async def is_live(self, session_id: str) -> bool:
         """Whether the session lives on some host of this runtime now."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kimi_ray.courier import Courier
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, SessionError
 from kimi_ray.hosts.ports import Group, is_lost
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.ids import new_ulid
@@ -63,9 +63,17 @@ class SessionLink:
         """Call the session's host for something that may be asked twice; a lost session is resumed elsewhere.
 
         Raises:
+            SessionError: ``session.closed`` after the close.
             KimiRayError: what the host raised, or why the session cannot be brought back.
         """
         self.courier.check_loop()
+        if self.closed:
+            raise SessionError(
+                f"session {self.id} is closed",
+                code="session.closed",
+                hint="resume it and use the session that this gives",
+                details={"session_id": self.id},
+            )
         return await self._call(method, args, group, timeout_s)
 
     async def _call(self, method: str, args: tuple[Any, ...], group: Group, timeout_s: float) -> Any:
@@ -116,25 +124,14 @@ async def open_session(courier: Courier, spec: SessionSpec) -> tuple[SessionInfo
                 )
                 method = "resume_session"
                 continue
-            if not is_lost(error.code):
-                if not await _is_live(courier, host, spec.session_id):
-                    await courier.registry.forget_session(spec.session_id)
+            elsewhere = error.code == "session.not_live"
+            if attempt == _TRIES - 1 or not (elsewhere or is_lost(error.code)):
                 raise
-            await courier.registry.report_lost(host)
-            if attempt == _TRIES - 1:
-                raise
-            asked_before = True
+            if not elsewhere:
+                await courier.registry.report_lost(host)
+                asked_before = True
         await asyncio.sleep(_PAUSE_S * (attempt + 1))
     raise AssertionError
-
-
-async def _is_live(courier: Courier, host: str, session_id: str) -> bool:
-    """Whether the host holds the session, so that a refused opening must leave the registry's entry alone."""
-    try:
-        await courier.cluster.peer(host).call("session_info", session_id, timeout_s=OPEN_S, group="control")
-    except KimiRayError as error:
-        return error.code != "session.not_live"
-    return True
 
 
 class Notes:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.errors import SessionError
+from kimi_ray.app import SessionSummary
+from kimi_ray.errors import AgentError, SessionError
 from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
-from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid, workspace_id
+from kimi_ray.ids import new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
+from kimi_ray.session_lifecycle import ArchiveResult, checked_id
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Stream
 from kimi_ray.version import __version__
@@ -74,7 +77,7 @@ class Workspace:
         """
         runtime = self._runtime
         check_settings(sampling=(Sampling, sampling), limits=(Limits, limits), workdir=(Workdir, workdir))
-        chosen = new_session_id() if session_id is None else _checked_id(session_id)
+        chosen = new_session_id() if session_id is None else checked_id(session_id)
         bound, user_tools = bind_profile(profile, system_prompt, tools)
         resolved = runtime.resolve_model(model if model is not None else bound.model)
         place = workdir if workdir is not None else Workdir.shared(self.path, writes=True)
@@ -138,7 +141,7 @@ class Workspace:
             ToolError: ``tool.unknown`` for a tool of its profile that is neither built in nor given.
         """
         runtime = self._runtime
-        bound = await runtime.binding(_checked_id(session_id))
+        bound = await runtime.binding(checked_id(session_id))
         if bound is None:
             raise SessionError(
                 f"there is no session {session_id}",
@@ -159,30 +162,45 @@ class Workspace:
             workdir=workdir,
             user_tools=own_tools,
             denied_paths=(runtime.config.home,),
+            model_as_stored=model is None and bound.get("model") is not None,
         )
-        return await runtime.open(
-            SessionSpec(
-                session_id=session_id,
-                nonce=new_ulid(),
-                workspace_id=self.id,
-                cwd=workdir.path if workdir is not None and workdir.kind == "shared" else self.path,
-                create=False,
-                main=main,
-                isolation=isolation,
-                node_id=runtime.pinned(workdir),
+        spec = SessionSpec(
+            session_id=session_id,
+            nonce=new_ulid(),
+            workspace_id=self.id,
+            cwd=workdir.path if workdir is not None and workdir.kind == "shared" else self.path,
+            create=False,
+            main=main,
+            isolation=isolation,
+            node_id=runtime.pinned(workdir),
+        )
+        try:
+            return await runtime.open(spec)
+        except AgentError as error:
+            if error.code != "agent.model_needed" or not main.model_as_stored:
+                raise
+            named = runtime.resolve_model(str(error.details["model"]))
+            return await runtime.open(
+                replace(spec, nonce=new_ulid(), main=replace(main, nonce=new_ulid(), model=named))
             )
-        )
 
+    # -- by id ------------------------------------------------------------------------------------------------------
 
-def _checked_id(session_id: str) -> str:
-    if is_path_safe_id(session_id):
-        return session_id
-    raise SessionError(
-        f"{session_id[:80]!r} cannot be a session's id",
-        code="session.bad_id",
-        hint="use 1 to 128 letters, digits, _ and -",
-        details={"session_id": session_id[:200]},
-    )
+    async def archive(self, session_id: str) -> SessionSummary:
+        """``Runtime.archive`` of a session of this workspace; another one's is ``session.not_found``."""
+        return await self._runtime.lifecycle.archive(session_id, (self.id,))
+
+    async def archive_many(self, session_ids: Iterable[str], *, concurrency: int = 8) -> list[ArchiveResult]:
+        """``Runtime.archive_many`` of sessions of this workspace."""
+        return await self._runtime.lifecycle.archive_many(session_ids, (self.id,), concurrency=concurrency)
+
+    async def restore(self, session_id: str) -> SessionSummary:
+        """``Runtime.restore`` of a session of this workspace."""
+        return await self._runtime.lifecycle.restore(session_id, (self.id,))
+
+    async def delete(self, session_id: str) -> None:
+        """``Runtime.delete`` of a session of this workspace."""
+        await self._runtime.lifecycle.delete(session_id, (self.id,))
 
 
 def _workdir(data: dict[str, Any]) -> Workdir:

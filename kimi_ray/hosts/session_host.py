@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -18,19 +18,25 @@ from dishka import AsyncContainer
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
 from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.agent_forking import fork_agent
+from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
+from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
-from kimi_ray.hosts.orphans import find_agent
+from kimi_ray.hosts.main_watch import MainWatch
+from kimi_ray.hosts.orphans import adopt_living
 from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.session_forking import SessionForking
 from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
+from kimi_ray.hosts.tool_check import check_tools
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import assemble
-from kimi_ray.session import Activity, AgentEntry, loaded_document, new_document
-from kimi_ray.store.seam import Document, Stream
+from kimi_ray.session import Activity, AgentEntry, new_document
+from kimi_ray.store.seam import Document, SessionGrant, Stream
 
 _FORCED_S = 10.0
 
@@ -56,6 +62,12 @@ class SessionHost:
         "note_activity": "control",
         "flush_session": "store",
         "close_session": "default",
+        "hand_over": "default",
+        "archive_session": "default",
+        "restore_session": "default",
+        "delete_session": "default",
+        "fork_sessions": "default",
+        "fork_agent": "default",
         "start_swarm": "default",
         "feed_swarm": "wait",
         "read_rows": "wait",
@@ -82,7 +94,11 @@ class SessionHost:
 
     async def start(self) -> None:
         """Make the host's own services."""
-        self._services = await self._app.get(HostServices)
+        services = self._services = await self._app.get(HostServices)
+        self._cold = ColdSessions(self._cluster, services.store, self._config.close_timeout_s)
+        self._forking = SessionForking(services, self._cold, self._only, self._placed, self._sessions)
+        self._watch = MainWatch(self._cluster, self._sessions)
+        self._watch.start()
 
     async def close(self) -> None:
         """Close every session. Idempotent.
@@ -91,6 +107,7 @@ class SessionHost:
             SessionError: ``session.close_failed`` naming the sessions that could not be made durable.
         """
         self._closing = True
+        await self._watch.close()
         failures: dict[str, KimiRayError] = {}
 
         async def close_one(session_id: str) -> None:
@@ -137,8 +154,12 @@ class SessionHost:
     async def create_session(self, spec: SessionSpec) -> SessionInfo:
         """Create a session with its main agent. The same nonce again is the same creation.
 
+        The session is unpublished, and whoever opens the home next deletes what there is of it, until its first
+        document is written: that is its publication.
+
         Raises:
-            SessionError: ``session.exists``; what the activation of main raised. Nothing is left then.
+            SessionError: ``session.exists``; ``session.not_live`` when its id belongs to another host. What the
+                activation of main raised. Nothing is left then.
         """
         spec = _under_its_claim(spec)
         async with self._only(spec.session_id):
@@ -147,46 +168,72 @@ class SessionHost:
                 if live.spec.nonce == spec.nonce:
                     return live.info()
                 raise _exists(spec.session_id)
-            stored = await self._services.store.read_document(spec.session_id)
-            if stored is not None:
-                raise _exists(spec.session_id)
-            grant = await self._services.store.open_session(spec.session_id, spec.nonce, spec.workspace_id)
-            host: str | None = None
-            try:
-                host = await self._activate_main(spec)
-                value = new_document(
-                    spec.session_id,
-                    workspace_id=spec.workspace_id,
-                    cwd=spec.cwd,
-                    now=epoch_ms(),
-                    title=spec.title,
-                    metadata=spec.metadata,
-                    tags=spec.tags,
-                )
-                live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=True))
-                await live.document.flush()
-            except BaseException as error:
-                taken = _log_is_anothers(error)
-                await self._undo(spec, host, logs=not taken)
-                if taken:
-                    raise _exists(spec.session_id) from error
-                raise
-            self._sessions[spec.session_id] = live
+            async with self._placed(spec.session_id):
+                live = await self._create(spec)
             return replace(live.info(), opened=True)
 
     async def resume_session(self, spec: SessionSpec) -> SessionInfo:
         """Bring a session back from its document and main's log; a live one is returned as it is.
 
         Raises:
-            SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; what the activation raised.
+            SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; ``session.not_live`` when its id
+                belongs to another host; what the activation raised.
         """
         spec = _under_its_claim(spec)
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
+            if live is not None:
+                return live.info()
+            async with self._placed(spec.session_id):
+                live = await self._revive(spec)
+            return replace(live.info(), opened=True)
+
+    async def archive_session(self, session_id: str, workspaces: Collection[str] | None = None) -> Document:
+        """Archive a session; a live one is closed then. A cold one is not opened. Idempotent; ``updated_at`` stays.
+
+        Args:
+            session_id: Which.
+            workspaces: Only if it is in one of these; None in any.
+
+        Raises:
+            SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; ``session.not_live`` when its id
+                belongs to another host; ``session.close_failed``: it is archived then, but still live.
+            StoreError: why its document cannot be read or written.
+        """
+        async with self._only(session_id):
+            live = self._sessions.get(session_id)
             if live is None:
-                stored = await self._services.store.read_document(spec.session_id)
-                return replace((await self._revive(spec, stored)).info(), opened=True)
-            return live.info()
+                async with self._placed(session_id):
+                    return await self._cold.set_archived(session_id, True, workspaces)
+            _check_workspace(live, workspaces)
+            await live.document.update({"archived": True})
+            await self._close_live(live, force=False)
+            return _document_of(live)
+
+    async def restore_session(self, session_id: str, workspaces: Collection[str] | None = None) -> Document:
+        """Take a session out of the archive, without opening it. See ``archive_session``."""
+        async with self._only(session_id):
+            live = self._sessions.get(session_id)
+            if live is None:
+                async with self._placed(session_id):
+                    return await self._cold.set_archived(session_id, False, workspaces)
+            _check_workspace(live, workspaces)
+            await live.document.update({"archived": False})
+            return _document_of(live)
+
+    async def delete_session(self, session_id: str, workspaces: Collection[str] | None = None) -> None:
+        """Delete a session with its logs and its private directories; a live one is closed first.
+
+        Raises:
+            SessionError, StoreError: as ``archive_session``.
+        """
+        async with self._only(session_id):
+            live = self._sessions.get(session_id)
+            if live is not None:
+                _check_workspace(live, workspaces)
+                await self._close_live(live, force=True)
+            async with self._placed(session_id):
+                await self._cold.delete(session_id, workspaces)
 
     async def session_info(self, session_id: str) -> SessionInfo:
         """A live session.
@@ -204,11 +251,35 @@ class SessionHost:
         """
         async with self._only(session_id):
             live = self._sessions.get(session_id)
-            if live is None:
-                return
-            await live.close(force=force)
-            del self._sessions[session_id]
-            await self._leave(session_id)
+            if live is not None:
+                await self._close_live(live, force=force)
+
+    async def hand_over(self) -> tuple[list[str], list[str]]:
+        """Let go of the sessions without a swarm, for a node that is to be empty: their agents live on where they are,
+        and the next call of a driver resumes them on another host.
+
+        Returns:
+            The sessions that were handed over, and those that stay.
+        """
+        gone: list[str] = []
+        for session_id in list(self._sessions):
+            async with self._only(session_id):
+                live = self._sessions.get(session_id)
+                if live is None or live.swarms:
+                    continue
+                try:
+                    await live.log.flush()
+                    await live.document.flush()
+                except KimiRayError:
+                    continue  # what is not durable stays here; the next look tries again
+                if live.swarms or self._sessions.get(session_id) is not live:
+                    continue
+                del self._sessions[session_id]
+                live.abandon(_not_live(session_id, self._name))
+                await self._leave(session_id)
+                await self._services.registry.forget_session(session_id, self._name)
+                gone.append(session_id)
+        return gone, sorted(self._sessions)
 
     async def flush_session(self, session_id: str) -> None:
         """Everything of a session is durable from here on."""
@@ -247,6 +318,16 @@ class SessionHost:
         """Every agent of a session that has a log (``LiveSession.list_agents``)."""
         return await self._session(session_id).list_agents()
 
+    async def fork_sessions(self, spec: ForkSpec) -> list[ForkedSession]:
+        """Copies of a session, all or none, cold (``SessionForking.fork``)."""
+        return await self._forking.fork(spec)
+
+    async def fork_agent(
+        self, session_id: str, agent_id: str, nonce: str, model: ResolvedModel | None = None
+    ) -> str:
+        """A new agent with another's history (``agent_forking.fork_agent``)."""
+        return await fork_agent(self._services, self._session(session_id), agent_id, nonce, model)
+
     # -- swarms -----------------------------------------------------------------------------------------------------
 
     async def start_swarm(self, spec: SwarmSpec) -> None:
@@ -254,29 +335,12 @@ class SessionHost:
         live = self._session(spec.session_id)
         if spec.run_id in live.swarms:
             return
-        spec = replace(await live.after_loss(spec), claim=live.spec.nonce)
-        spec = replace(spec, total_limits=await live.limits_left(spec.total_limits))
-        if spec.run_id in live.swarms:
-            return
-
-        def registered(entries: list[AgentEntry]) -> None:
-            live.register_agents(entries)
-
-        async def flush_log() -> None:
-            await live.tell_main()
-            await live.log.flush()
-
-        services = SwarmServices(
-            self._cluster,
-            self._services.registry,
-            live.log.add,
-            flush_log,
-            live.next_numbers,
-            registered,
-            lambda error: self._fenced(live, error),
-            lambda spent: live.tree.spend(spec.run_id, spent),
+        await check_tools(self._cluster, self._services.registry, live.spec.main.stream, spec.user_tools, spec.node_id)
+        await live.start_swarm(
+            spec,
+            fenced=lambda error: self._fenced(live, error),
+            still_here=lambda: self._session(spec.session_id),  # it may have been handed over meanwhile
         )
-        live.swarms[spec.run_id] = SwarmRun(spec, services)
 
     async def feed_swarm(self, session_id: str, run_id: str, rollouts: list[Rollout]) -> None:
         """The next rollouts of a swarm; returns when it wants more."""
@@ -309,36 +373,66 @@ class SessionHost:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    async def _revive(self, spec: SessionSpec, stored: Document | None) -> LiveSession:
+    async def _create(self, spec: SessionSpec) -> LiveSession:
         services = self._services
-        if stored is None:
-            logs = await services.store.list_logs(spec.session_id)
-            main = next((log.header for log in logs if log.stream.agent_id == MAIN), None)
-            if main is None:
-                raise SessionError(
-                    f"there is no session {spec.session_id}",
-                    code="session.not_found",
-                    hint="kimi-ray sessions list shows those of this home",
-                    details={"session_id": spec.session_id},
-                )
-            value = new_document(
-                spec.session_id, workspace_id=spec.workspace_id, cwd=main.get("cwd"), now=int(main["created_at"])
-            )
-        else:
-            value = loaded_document(spec.session_id, stored.value)
-        grant = await services.store.open_session(spec.session_id, spec.nonce, value.get("workspace_id"))
         try:
-            # An earlier claim that was never given back: main may have outlived the host of its session.
-            at = await find_agent(self._cluster, spec.main.stream) if grant.grant > 1 else None
-            host = await self._activate_main(spec, at)
-        except BaseException:
-            await asyncio.shield(services.store.close_session(spec.session_id, spec.nonce))
+            grant = await services.store.open_session(spec.session_id, spec.nonce, spec.workspace_id, create=True)
+        except StoreError as error:
+            if error.code in ("store.exists", "store.deleted"):
+                raise _exists(spec.session_id) from error
             raise
-        live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=False))
-        await live.reconcile()
-        await live.recount()
+        host: str | None = None
+        try:
+            host = await self._activate_main(spec)
+            value = new_document(
+                spec.session_id,
+                workspace_id=spec.workspace_id,
+                cwd=spec.cwd,
+                now=epoch_ms(),
+                title=spec.title,
+                metadata=spec.metadata,
+                tags=spec.tags,
+            )
+            live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=True))
+            await live.document.flush()
+        except BaseException as error:
+            taken = _log_is_anothers(error)
+            await self._undo(spec, host, logs=not taken)
+            if taken:
+                raise _exists(spec.session_id) from error
+            raise
         self._sessions[spec.session_id] = live
         return live
+
+    async def _revive(self, spec: SessionSpec) -> LiveSession:
+        services = self._services
+        stored = await self._cold.find(spec.session_id)
+        grant = await services.store.open_session(spec.session_id, spec.nonce, stored.workspace_id or spec.workspace_id)
+        host: str | None = None
+        try:
+            # What was read before the claim may be old.
+            stored = await self._cold.find(spec.session_id)
+            # An earlier claim that was never given back: agents may have outlived the host of their session.
+            left = grant.grant > 1
+            living = await adopt_living(self._cluster, spec.session_id, spec.nonce) if left else {}
+            host = await self._activate_main(spec, living.pop(MAIN, None))
+            grant = SessionGrant(grant.grant, stored.revision)
+            claimed = ClaimedSession(spec, grant, stored.value, host, known_empty=False, mended=stored.mended)
+            live = await self._live(claimed)
+            await live.reconcile()
+            await live.recount()
+            await live.recovery.begin(living)
+        except BaseException:
+            await self._undo(spec, host, logs=False)
+            raise
+        self._sessions[spec.session_id] = live
+        return live
+
+    async def _close_live(self, live: LiveSession, *, force: bool) -> None:
+        await self._watch.catch_up(live)
+        await live.close(force=force)
+        del self._sessions[live.id]
+        await self._leave(live.id)
 
     async def _activate_main(self, spec: SessionSpec, at: str | None = None) -> str:
         services = self._services
@@ -360,7 +454,7 @@ class SessionHost:
             await scope.close()
 
     async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
-        """Take back what a failed creation did, as far as it can be reached; the failure itself is what is raised."""
+        """Take back what a failed opening did, as far as it can be reached; the failure itself is what is raised."""
         services = self._services
 
         async def undo() -> None:
@@ -385,13 +479,7 @@ class SessionHost:
     def _session(self, session_id: str) -> LiveSession:
         live = self._sessions.get(session_id)
         if live is None:
-            raise SessionError(
-                f"session {session_id} is not live on {self._name}",
-                code="session.not_live",
-                hint="resume it",
-                details={"session_id": session_id},
-                retryable=True,
-            )
+            raise _not_live(session_id, self._name)
         return live
 
     def _swarm(self, session_id: str, run_id: str) -> SwarmRun:
@@ -403,6 +491,22 @@ class SessionHost:
                 details={"session_id": session_id, "run_id": run_id},
             )
         return swarm
+
+    @asynccontextmanager
+    async def _placed(self, session_id: str) -> AsyncGenerator[None]:
+        """The registry sends whoever wants this session here, and forgets it unless it is live here afterwards.
+
+        A caller may have been sent here by a name that was forgotten since, when another host has the session already.
+        """
+        registry = self._services.registry
+        named = await registry.hold_session(session_id, self._name)
+        if named != self._name:
+            raise _not_live(session_id, self._name)
+        try:
+            yield
+        finally:
+            if session_id not in self._sessions:
+                await asyncio.shield(registry.forget_session(session_id, self._name))
 
     @asynccontextmanager
     async def _only(self, session_id: str) -> AsyncGenerator[None]:
@@ -422,6 +526,26 @@ class SessionHost:
 
 def _under_its_claim(spec: SessionSpec) -> SessionSpec:
     return replace(spec, main=replace(spec.main, claim=spec.nonce))
+
+
+def _check_workspace(live: LiveSession, workspaces: Collection[str] | None) -> None:
+    if workspaces is not None and _document_of(live).workspace_id not in workspaces:
+        raise no_session(live.id)
+
+
+def _document_of(live: LiveSession) -> Document:
+    value = live.document.snapshot()
+    return Document(live.id, str(value.get("workspace_id") or live.spec.workspace_id), live.document.revision, value)
+
+
+def _not_live(session_id: str, host: str) -> SessionError:
+    return SessionError(
+        f"session {session_id} is not live on {host}",
+        code="session.not_live",
+        hint="resume it",
+        details={"session_id": session_id},
+        retryable=True,
+    )
 
 
 def _exists(session_id: str) -> SessionError:

@@ -38,6 +38,8 @@ class ClaimedSession:
     main_host: str
     known_empty: bool
     """Whether the session is new, so that no subagent can exist."""
+    mended: bool = False
+    """Whether ``value`` was put right at the load, so that the store has another one."""
 
 
 class SessionHostServices(Provider):
@@ -82,7 +84,7 @@ class LiveSessionServices(Provider):
         async def write(value: dict[str, Any], over: int) -> int:
             return await store.write_document(spec.session_id, value, grant.grant, spec.nonce, over)
 
-        document = SessionDocument(claimed.value, grant.revision, write, clock=epoch_ms)
+        document = SessionDocument(claimed.value, grant.revision, write, clock=epoch_ms, changed=claimed.mended)
         document.register([AgentEntry(MAIN, "main", None)])
         return document
 

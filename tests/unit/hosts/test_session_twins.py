@@ -24,6 +24,8 @@ async def test_a_twin_starts_nothing_and_lets_go(tmp_path: Path) -> None:
         other = f"{runtime.connection.home_id}/sessions-other"
         cluster = cluster_of(runtime)
         await cluster.start_host("sessions", other)
+        # The registry took it for lost, and its end did not reach it.
+        await runtime.connection.registry.call("forget_session", session.id, timeout_s=5, group="control")
         spec = session._link.spec
         spec = replace(spec, nonce=new_ulid(), main=replace(spec.main, nonce=new_ulid()))
         await cluster.peer(other).call("resume_session", spec, timeout_s=20)

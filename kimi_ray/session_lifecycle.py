@@ -1,0 +1,119 @@
+"""Archive, restore and delete from a driver: by id, whether the session is live, where, or cold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from kimi_ray.app import SessionSummary, summary_of
+from kimi_ray.courier import Courier
+from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault, SessionError
+from kimi_ray.hosts.ports import is_lost
+from kimi_ray.ids import is_path_safe_id
+from kimi_ray.session_link import OPEN_S, Notes
+from kimi_ray.settings import Settings
+
+_TRIES = 6
+_PAUSE_S = 0.1
+
+
+class ArchiveResult(Settings):
+    """What became of one id of ``archive_many``. ``reason`` and ``message`` say why it is not archived."""
+
+    id: str
+    ok: bool
+    reason: Literal["not_found", "error"] | None = None
+    message: str | None = None
+
+
+class Lifecycle:
+    """The operations on sessions by id.
+
+    Args:
+        courier: The driver's.
+        notes: What it saw and has not told yet: an operation must not overtake it.
+        let_go: Told the id of a session that is no longer live, for the handles that this driver has of it.
+    """
+
+    def __init__(self, courier: Courier, notes: Notes, let_go: Callable[[str], None]) -> None:
+        self._courier = courier
+        self._notes = notes
+        self._let_go = let_go
+
+    async def archive(self, session_id: str, workspaces: Sequence[str] | None = None) -> SessionSummary:
+        """See ``Runtime.archive``; ``workspaces``: only in one of these."""
+        document = await self._ask("archive_session", session_id, workspaces)
+        self._let_go(session_id)
+        return summary_of(document)
+
+    async def restore(self, session_id: str, workspaces: Sequence[str] | None = None) -> SessionSummary:
+        """See ``Runtime.restore``."""
+        return summary_of(await self._ask("restore_session", session_id, workspaces))
+
+    async def delete(self, session_id: str, workspaces: Sequence[str] | None = None) -> None:
+        """See ``Runtime.delete``."""
+        await self._ask("delete_session", session_id, workspaces)
+        self._let_go(session_id)
+
+    async def archive_many(
+        self, session_ids: Iterable[str], workspaces: Sequence[str] | None = None, *, concurrency: int = 8
+    ) -> list[ArchiveResult]:
+        """See ``Runtime.archive_many``."""
+        if concurrency < 1:
+            raise ConfigError(
+                f"a concurrency of {concurrency}", code="request.out_of_range", hint="give 1 or more, or leave it out"
+            )
+        gate = asyncio.Semaphore(concurrency)
+
+        async def one(session_id: str) -> ArchiveResult:
+            async with gate:
+                try:
+                    await self.archive(session_id, workspaces)
+                except KimiRayError as error:
+                    reason = "not_found" if error.code == "session.not_found" else "error"
+                    return ArchiveResult(id=session_id, ok=False, reason=reason, message=error.message)
+            return ArchiveResult(id=session_id, ok=True)
+
+        return list(await asyncio.gather(*(one(session_id) for session_id in session_ids)))
+
+    async def _ask(self, method: str, session_id: str, workspaces: Sequence[str] | None) -> Any:
+        """Ask the host that the registry names, however many hosts are lost on the way."""
+        courier = self._courier
+        courier.check_loop()
+        checked_id(session_id)
+        if courier.closed:
+            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        await self._notes.flush()
+        asked_before = False
+        for attempt in range(_TRIES):
+            host = await courier.registry.place_session(session_id, None)
+            try:
+                return await courier.cluster.peer(host).call(method, session_id, workspaces, timeout_s=OPEN_S)
+            except KimiRayError as error:
+                if asked_before and method == "delete_session" and error.code == "session.not_found":
+                    return None  # the deletion whose answer was lost did happen
+                lost = is_lost(error.code)
+                if attempt == _TRIES - 1 or not (lost or error.code == "session.not_live"):
+                    raise
+                if lost:
+                    asked_before = True
+                    await courier.registry.report_lost(host)
+            await asyncio.sleep(_PAUSE_S * attempt)
+        raise AssertionError
+
+
+def checked_id(session_id: str) -> str:
+    """The id, if it can be one.
+
+    Raises:
+        SessionError: ``session.bad_id``.
+    """
+    if is_path_safe_id(session_id):
+        return session_id
+    raise SessionError(
+        f"{session_id[:80]!r} cannot be a session's id",
+        code="session.bad_id",
+        hint="use 1 to 128 letters, digits, _ and -",
+        details={"session_id": session_id[:200]},
+    )
