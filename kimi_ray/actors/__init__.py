@@ -6,6 +6,6 @@ imported inside functions, so that reading commands and the in-process cluster n
 """
 
 from kimi_ray.actors.connect import connect
-from kimi_ray.actors.operate import down, host_logs, status
+from kimi_ray.actors.operate import down, drain, host_logs, status
 
-__all__ = ["connect", "down", "host_logs", "status"]
+__all__ = ["connect", "down", "drain", "host_logs", "status"]

@@ -15,7 +15,8 @@ _NODE_BOUND_S = 60.0
 
 
 def node_facts(config: RuntimeConfig) -> list[dict[str, Any]]:
-    """Every living node with what it runs: ``{node_id, address, is_head, has_storage, versions, host}``.
+    """Every living node with what it runs: ``{node_id, address, is_head, has_storage, draining, versions,
+    host}``.
 
     A node that does not answer has ``error`` instead of ``versions``.
 
@@ -44,6 +45,7 @@ async def _all_nodes(config: RuntimeConfig) -> list[dict[str, Any]]:
             "address": node.address,
             "is_head": node.is_head,
             "has_storage": node.has_storage,
+            "draining": node.draining,
             **facts,
         }
         for node, facts in zip(nodes, told, strict=True)

@@ -1,4 +1,5 @@
-"""``status``, ``down`` and ``host_logs``: looking at a runtime and ending it, without joining it; for commands."""
+"""``status``, ``down``, ``drain`` and ``host_logs``: looking at a runtime, emptying a node, ending it, without joining
+it; for commands."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from kimi_ray.actors.calls import call
 from kimi_ray.actors.ray_cluster import RayCluster, RaySpec, config_for_actors
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault
+from kimi_ray.hosts.pool import named_node
 from kimi_ray.hosts.ports import registry_name
+
+HERE = "here"
+"""The node on which the caller runs."""
 
 CALL_BOUND_S = 10.0
 TAIL_BYTES = 64 << 10
@@ -56,6 +61,24 @@ def host_logs(config: RuntimeConfig, host: str, *, max_bytes: int = TAIL_BYTES) 
     return _with_cluster(config, lambda cluster: _host_logs(cluster, host, max_bytes))
 
 
+def drain(
+    config: RuntimeConfig, node: str, *, deadline_s: float, force: bool = False, undo: bool = False
+) -> dict[str, Any]:
+    """Empty a node of what all runtimes of the namespace have there (``Registry.drain_node``), or with ``undo`` let it
+    take work again.
+
+    Gives ``{node_id, done, drained: [report of a runtime], failed: {home id: error}}``.
+
+    Args:
+        node: A node's id, a unique beginning of it, its address, or ``here`` for the one that this program runs on.
+        deadline_s: After so long what still runs is told, or with ``force`` cancelled, seconds.
+
+    Raises:
+        RuntimeFault: ``infra.unknown_node`` {nodes}, ``runtime.unreachable``, ``runtime.auth``.
+    """
+    return _with_cluster(config, lambda cluster: _drain(cluster, config, node, deadline_s, force, undo))
+
+
 def _with_cluster(config: RuntimeConfig, work: Callable[[RayCluster], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     from kimi_ray.actors.ray_session import close_session, is_running, open_session
 
@@ -77,7 +100,8 @@ def _with_cluster(config: RuntimeConfig, work: Callable[[RayCluster], Awaitable[
 
 
 def _nothing(config: RuntimeConfig) -> dict[str, Any]:
-    return {"address": None, "namespace": config.namespace, "runtimes": [], "ended": [], "failed": {}}
+    nothing: dict[str, Any] = {"runtimes": [], "ended": [], "failed": {}, "node_id": None, "done": True, "drained": []}
+    return {"address": None, "namespace": config.namespace, **nothing}
 
 
 async def _status(cluster: RayCluster) -> dict[str, Any]:
@@ -140,6 +164,30 @@ async def _kill_rest(cluster: RayCluster, home_id: str) -> None:
         if not left:
             return
         await asyncio.sleep(0.2)
+
+
+async def _drain(
+    cluster: RayCluster, config: RuntimeConfig, node: str, deadline_s: float, force: bool, undo: bool
+) -> dict[str, Any]:
+    found = named_node(await cluster.nodes(), cluster.node_id if node == HERE else node)
+    bound_s = deadline_s + 2 * config.close_timeout_s + CALL_BOUND_S
+    reports: list[dict[str, Any]] = []
+    failed: dict[str, Any] = {}
+
+    async def drain_one(home_id: str) -> None:
+        registry = cluster.peer(registry_name(home_id))
+        try:
+            if undo:
+                await registry.call("undrain_node", found.node_id, timeout_s=CALL_BOUND_S)
+            else:
+                report = await registry.call("drain_node", found.node_id, deadline_s, force, timeout_s=bound_s)
+                reports.append({"home_id": home_id, **report})
+        except KimiRayError as error:
+            failed[home_id] = error.to_data()
+
+    await asyncio.gather(*(drain_one(home_id) for home_id, _ in await _runtimes(cluster)))
+    done = not failed and all(report["done"] for report in reports)
+    return {"node_id": found.node_id, "done": done, "drained": reports, "failed": failed}
 
 
 async def _host_logs(cluster: RayCluster, host: str, max_bytes: int) -> dict[str, Any]:

@@ -234,6 +234,27 @@ def _cluster(config: RuntimeConfig) -> Iterator[Finding]:
             "no node says that it keeps the home",
             "start one with ray start --resources '{\"kimi_ray_storage\": 1}', or set home_shared = true",
         )
+    stored = [f"{str(node['node_id'])[:8]} at {node['address']}" for node in nodes if node["has_storage"]]
+    if stored:
+        yield Finding("storage node", "OK", f"{', '.join(stored)} keeps the home")
+    leaving = {
+        str(node["node_id"])[:8]: node["draining"]
+        for runtime in runtimes
+        for node in runtime.get("nodes") or ()
+        if node.get("draining") and node.get("alive")
+    }
+    leaving |= {str(node["node_id"])[:8]: {"done": False, "by": "cluster"} for node in nodes if node["draining"]}
+    if leaving:
+        told = ", ".join(f"{name} ({'empty' if one['done'] else 'draining'})" for name, one in leaving.items())
+        yield Finding("draining", "WARN", told, "they take no work: kimi-ray drain NODE --undo takes it back")
+    fingerprints = {
+        str(host.get("fingerprint"))
+        for runtime in runtimes
+        for host in runtime.get("hosts") or ()
+        if host.get("fingerprint")
+    }
+    if fingerprints:
+        yield Finding("user code", "OK", f"{len(fingerprints)} fingerprints on the hosts; status shows which")
     orphaned = [one for one in runtimes if one.get("error")]
     yield Finding(
         "runtimes",

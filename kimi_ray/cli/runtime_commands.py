@@ -1,4 +1,4 @@
-"""``status``, ``down`` and ``logs``: looking at running runtimes and ending them."""
+"""``status``, ``drain``, ``down`` and ``logs``: looking at running runtimes, emptying nodes, ending runtimes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kimi_ray.cli.options import Address, Home, Json, Namespace
 from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell
 from kimi_ray.cli.settings_of import runtime_config
 
+_SHOWN = 5
 _NO_CLUSTER = "no cluster: name one with --address (a local Ray ends with its own command)"
 
 
@@ -60,6 +61,44 @@ def down(
         raise typer.Exit(exits.FAILED)
 
 
+def drain(
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="A node's id, its beginning, its address, or `here`; see status.")
+    ],
+    deadline: Annotated[float, typer.Option("--deadline", min=0, help="Longest wait for what runs, seconds.")] = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Cancel what still runs at the deadline.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let a drained node take work again.")] = False,
+    json: Json = False,
+    home: Home = None,
+    address: Address = None,
+    namespace: Namespace = None,
+) -> None:
+    """Empty a node before it goes: nothing new starts there, agents and sessions leave when they are idle, and its
+    hosts end. Exit 1 while something is left there.
+
+    With --json: {"address", "namespace", "node_id", "done", "drained": [{"home_id", "done", "moved", "handed_over",
+    "stopped", "running", "pinned", "sessions", "cancelled", "errors"}], "failed": {home_id: error}}.
+    """
+    from kimi_ray.actors.operate import drain as empty
+
+    told = empty(runtime_config(home, address, namespace), node, deadline_s=deadline, force=force, undo=undo)
+    told = {name: told[name] for name in ("address", "namespace", "node_id", "done", "drained", "failed")}
+    if json:
+        print_json(told)
+    elif told["address"] is None:
+        say(_NO_CLUSTER)
+    else:
+        say(
+            f"node {told['node_id']} " + ("takes work again" if undo else "is empty" if told["done"] else "is draining")
+        )
+        for report in told["drained"]:
+            _print_drain(report)
+        for home_id, error in told["failed"].items():
+            tell(f"{home_id}: {safe(str(error.get('message')))}")
+    if not told["done"]:
+        raise typer.Exit(exits.FAILED)
+
+
 def logs(
     host: Annotated[str, typer.Argument(metavar="HOST", help="An actor's name, or the end of it; see status.")],
     max_bytes: Annotated[int, typer.Option("--max-bytes", min=1, help="Of each file, from its end.")] = 64 << 10,
@@ -98,6 +137,8 @@ def _print_runtime(runtime: dict[str, Any]) -> None:
     say(f"  drivers   {', '.join(one_line(one) for one in drivers) or 'none: it ends soon'}")
     alive = [node for node in runtime.get("nodes") or () if node.get("alive")]
     say(f"  nodes     {len(alive)}")
+    for node in alive:
+        say(f"    {_node_line(node)}")
     if runtime.get("ending"):
         say("  it is ending")
     failures: dict[str, dict[str, Any]] = runtime.get("failures") or {}
@@ -110,10 +151,35 @@ def _print_runtime(runtime: dict[str, Any]) -> None:
             str(host.get("load")),
             str(len(host.get("sessions") or ())),
             "yes" if host.get("dedicated") else "",
+            str(host.get("fingerprint") or "")[:8],
             str(host.get("pid")),
             str(host.get("node_id"))[:12],
         ]
         for host in runtime.get("hosts") or ()
     ]
-    told = table(["host", "kind", "load", "sessions", "dedicated", "pid", "node"], rows, right="..rr.r")
+    told = table(["host", "kind", "load", "sessions", "dedicated", "code", "pid", "node"], rows, right="..rr..r")
     say("\n".join(f"  {line}" for line in told.splitlines()))
+
+
+def _node_line(node: dict[str, Any]) -> str:
+    marks = [word for word, key in (("head", "is_head"), ("home", "has_storage")) if node.get(key)]
+    draining: dict[str, Any] | None = node.get("draining")
+    if draining is not None:
+        left = len(draining["running"]) + len(draining["pinned"]) + len(draining["sessions"])
+        marks.append("drained" if draining["done"] else f"draining ({left} left)")
+    told = f"{str(node['node_id'])[:12]}  {one_line(str(node.get('address')))}  {node.get('cpus'):g} CPUs"
+    return "  ".join([told, *marks])
+
+
+def _print_drain(report: dict[str, Any]) -> None:
+    say(
+        f"  {report['home_id']}  {report['moved']} agents let go, {report['handed_over']} sessions handed over,"
+        f" {len(report['stopped'])} hosts ended in {report['elapsed_s']:.1f} s"
+    )
+    words = {"running": "still running", "pinned": "only here", "sessions": "with a swarm", "cancelled": "cancelled"}
+    for key, word in words.items():
+        if report[key]:
+            more = f" and {len(report[key]) - _SHOWN} more" if len(report[key]) > _SHOWN else ""
+            say(f"    {word}: {', '.join(one_line(str(one)) for one in report[key][:_SHOWN])}{more}")
+    for name, error in report["errors"].items():
+        tell(f"{one_line(str(name))}: {safe(str(error.get('message')))}")

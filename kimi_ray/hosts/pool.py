@@ -127,6 +127,8 @@ class HostPool:
             if dedicated:
                 start = self._start(self._pick_node(node_id), dedicated=True, fixed=node_id is not None)
                 host = await asyncio.shield(start)
+                if host.node_id in self.closed:
+                    continue  # it was closed meanwhile, and will see to it that this host ends
             else:
                 host = self._best(node_id, fingerprint) or await self._wait_for_start(node_id, fingerprint)
             if host is not None:

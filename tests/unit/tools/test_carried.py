@@ -1,0 +1,114 @@
+"""Tools on their way: nothing is imported where they only pass, and their digest is of the code they need."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kimi_ray.errors import ToolError
+from kimi_ray.tools import FunctionTool, as_tool, builtin_tools, select_tools
+from kimi_ray.tools.carried import CarriedTool, carried, check_importable, code_digest, fingerprint_of
+
+TOOL = """
+from kimi_ray import tool
+import {helper}
+
+@tool
+def weigh(what: str) -> str:
+    '''Weigh something.'''
+    return {helper}.WORD + what
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a tool's module and its helper, import them afresh, give the tool."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(word: str, comment: str = "", name: str = "f_tools") -> FunctionTool:
+        (tmp_path / f"{name}_helper.py").write_text(f"WORD = {word!r}\n")
+        (tmp_path / f"{name}.py").write_text(TOOL.format(helper=f"{name}_helper") + f"# {comment}\n")
+        for module in (name, f"{name}_helper"):
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        return importlib.import_module(name).weigh
+
+    yield write
+    for module in [module for module in sys.modules if module.startswith("f_tools")]:
+        del sys.modules[module]
+
+
+def test_passing_on_imports_nothing_and_sends_the_same_bytes(written):
+    (tool,) = carried([written("heavy ")])
+    data = pickle.dumps(tool)
+    code = (
+        "import pickle, sys\n"
+        "tool = pickle.loads(sys.stdin.buffer.read())\n"
+        "assert 'f_tools' not in sys.modules, 'imported'\n"
+        "assert (tool.name, tool.writes) == ('weigh', False)\n"
+        "sys.stdout.buffer.write(pickle.dumps(tool))\n"
+    )
+    passed = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True).stdout
+    arrived = pickle.loads(passed)
+    assert isinstance(arrived, CarriedTool)
+    assert (arrived.digest, arrived.sealed(None)) == (tool.digest, tool.sealed(None))
+    assert arrived.opened()("gold") == "heavy gold"
+    assert arrived.parameters["properties"].keys() == {"what"}
+    assert arrived.description == "Weigh something."
+
+
+def test_the_digest_is_of_the_code_and_of_what_it_imports(written):
+    first = code_digest(written("heavy "))
+    assert code_digest(written("heavy ")) == first
+    assert code_digest(written("heavy ", comment="changed")) != first
+    assert code_digest(written("light ")) != first
+
+
+def test_an_edit_shows_though_the_module_is_loaded(written, tmp_path: Path):
+    tool = written("heavy ")
+    before = code_digest(tool)
+    (tmp_path / "f_tools_helper.py").write_text("WORD = 'feathery '\n")
+    assert code_digest(tool) != before
+
+
+def test_fingerprints_need_no_order_and_are_neutral_without_code(written):
+    one, two = written("a"), written("b", name="f_tools_two")
+    assert fingerprint_of(carried([one, two])) == fingerprint_of(carried([two, one]))
+    assert fingerprint_of(carried([one])) != fingerprint_of(carried([one, two]))
+    assert fingerprint_of(()) == "" == fingerprint_of(builtin_tools().values())
+
+
+def test_carried_once_is_carried(written):
+    tools = carried([written("a")])
+    assert carried(tools) == tools
+    assert select_tools(["weigh", "Read"], tools)[0] is tools[0]
+
+
+def test_code_that_is_in_no_file_has_a_digest_of_its_own():
+    space: dict = {"__name__": "typed_in"}
+    exec("def up(n: int) -> int:\n    'Up.'\n    return n + 1", space)
+    one = as_tool(space["up"])
+    exec("def up(n: int) -> int:\n    'Up.'\n    return n + 2", space)
+    two = as_tool(space["up"])
+    assert code_digest(one) != code_digest(two)
+
+
+def test_what_cannot_be_imported_is_named_with_its_node(written):
+    (tool,) = carried([written("a")])
+    data = pickle.dumps(tool)
+    for module in ("f_tools", "f_tools_helper"):
+        sys.modules.pop(module, None)
+    sys.path.remove(sys.path[0])
+    importlib.invalidate_caches()
+    arrived = pickle.loads(data)
+    with pytest.raises(ToolError) as caught:
+        check_importable([arrived], "node-7")
+    error = caught.value
+    assert error.code == "tool.not_importable"
+    assert (error.details["tool"], error.details["node_id"]) == ("weigh", "node-7")
+    assert "f_tools" in error.message and "runtime_env" in str(error.hint)
