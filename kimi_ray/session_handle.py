@@ -27,6 +27,7 @@ from kimi_ray.runs.seeds import RunSeed
 from kimi_ray.session_link import SessionLink
 from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
+from kimi_ray.tools.carried import carried
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.function import as_tool
 from kimi_ray.tools.registry import select_tools
@@ -434,7 +435,7 @@ def bind_profile(
     if changes:
         bound = bound.model_copy(update=changes)
     select_tools(bound.tools, own)
-    return bound, tuple(own)
+    return bound, carried(own)
 
 
 def own_tools_for(profile: Profile, tools: Sequence[ToolLike], *, joins: bool) -> tuple[Tool, ...]:
@@ -443,7 +444,7 @@ def own_tools_for(profile: Profile, tools: Sequence[ToolLike], *, joins: bool) -
     Raises:
         ToolError: ``tool.unknown`` for a tool of the profile that is neither built in nor among ``tools``.
     """
-    own = tuple(as_tool(thing) for thing in tools if not isinstance(thing, str) or ":" in thing)
+    own = carried(as_tool(thing) for thing in tools if not isinstance(thing, str) or ":" in thing)
     try:
         select_tools(profile.tools, own)
     except ToolError as error:

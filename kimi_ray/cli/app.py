@@ -18,7 +18,7 @@ from kimi_ray.cli.doctor import doctor
 from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
 from kimi_ray.cli.run import run
-from kimi_ray.cli.runtime_commands import down, logs, status
+from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
@@ -64,6 +64,7 @@ app.add_typer(imports, name="import")
 app.add_typer(bench, name="bench")
 app.command()(doctor)
 app.command()(status)
+app.command()(drain)
 app.command()(down)
 app.command()(logs)
 

@@ -10,6 +10,7 @@ from kimi_ray.hosts.specs import Ack, AgentSpec, PlaceAgent, PromptSpec, RunRequ
 from kimi_ray.hosts.steady_calls import RegistryCalls
 from kimi_ray.ids import new_ulid
 from kimi_ray.settings import Isolation
+from kimi_ray.tools.carried import fingerprint_of
 
 ACTIVATION_S = 60.0
 ACTIVATION_TRIES = 4
@@ -36,11 +37,12 @@ async def activate_agent(
         KimiRayError: what the activation raised; ``infra.*`` when hosts were lost again and again. The place is given
             back then.
     """
+    wish = PlaceAgent(spec.stream, isolation, node_id, fingerprint_of(spec.user_tools))
     may_exist = False
     last: KimiRayError | None = None
     for _ in range(ACTIVATION_TRIES):
         seen, at = at, None
-        host = seen or (await registry.place_agents([PlaceAgent(spec.stream, isolation, node_id)]))[0]
+        host = seen or (await registry.place_agents([wish]))[0]
         placed = 0 if seen is not None else 1
         try:
             acks: list[Ack] = await cluster.peer(host).call(
