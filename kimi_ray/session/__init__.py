@@ -5,6 +5,7 @@ enter: state of one session. What may not: placement and calls (``kimi_ray.hosts
 (``kimi_ray.agent``), files (``kimi_ray.store``).
 """
 
+from kimi_ray.session.comparison import Comparison, Difference, compare_sessions
 from kimi_ray.session.document import SessionDocument
 from kimi_ray.session.document_value import (
     DOCUMENT_VERSION,
@@ -33,6 +34,8 @@ __all__ = [
     "Activity",
     "AgentEntry",
     "ColdReader",
+    "Comparison",
+    "Difference",
     "ForkPlan",
     "ForkPoint",
     "InFlight",
@@ -46,6 +49,7 @@ __all__ = [
     "checked_metadata",
     "checked_tags",
     "checked_title",
+    "compare_sessions",
     "entry_of_log",
     "in_flight",
     "last_prompt",
