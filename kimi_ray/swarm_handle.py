@@ -47,6 +47,8 @@ class SwarmAgent:
     cwd: str | None = None
     price_date: str | None = None
     denied_paths: tuple[str, ...] = ()
+    parent: str = "main"
+    """The agent to which the swarm belongs."""
 
 
 class SwarmHandle:
@@ -65,8 +67,10 @@ class SwarmHandle:
         sink: Sink | None = None,
         run_dir: str | None = None,
         on_end: Callable[[], Awaitable[None]] | None = None,
+        wake_parent: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:
         """Use ``session.start_swarm``."""
+        self._wake_parent = wake_parent
         self._link = link
         self._plan = plan
         self._agent = agent
@@ -260,7 +264,10 @@ class SwarmHandle:
             denied_paths=agent.denied_paths,
             keep_workdirs=plan.keep_workdirs,
             price_date=agent.price_date,
+            parent=agent.parent,
         )
+        if self._wake_parent is not None:
+            await self._wake_parent()
         await self._link.call("start_swarm", spec)
 
     async def _follow(self) -> None:

@@ -7,6 +7,7 @@ prompts back), takes prompts, runs turns one after the other, and ends by ``clos
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ from kimi_ray.settings import Limits, PromptState, Sampling, Usage
 from kimi_ray.tools.contract import Environment, Tool
 
 MAX_REVIVALS = 3
-"""How often an interrupted prompt is continued before it is given up."""
+"""How often an agent is brought back to the same work before it is given up."""
 
 _STATE_OF_KIND: dict[str, PromptState] = {
     "completed": "completed",
@@ -98,17 +99,29 @@ class LiveAgent:
         self._untold: dict[str, Outcome] = {}
         self._settlers: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._holders: set[str] = set()
         self.failure: KimiRayError | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a turn runs or a prompt waits."""
-        return self._driver is not None and not self._driver.done()
+        running = self._driver is not None and not self._driver.done()
+        return running or (not self._closed and (len(self.prompts) > 0 or bool(self._continuations)))
 
     @property
     def closed(self) -> bool:
         """Whether it takes nothing any more: it is being closed, was closed, or broke."""
         return self._closed
+
+    def hold(self, holder: str) -> None:
+        """Start no turn until ``release``; prompts are accepted and wait. Only for an agent that is not busy."""
+        self._holders.add(holder)
+
+    def release(self, holder: str) -> None:
+        """End a hold; what waits starts when it was the last one. Idempotent."""
+        self._holders.discard(holder)
+        if not self._closed and (self._continuations or len(self.prompts)):
+            self._wake()
 
     def revive(self) -> None:
         """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
@@ -116,6 +129,8 @@ class LiveAgent:
         1. An open turn is closed as interrupted, its unanswered calls answered.
         2. A prompt whose turn had ended gets the state that this end gives it.
         3. An interrupted prompt fails with ``turn.interrupted``, or is continued if it was submitted so.
+        4. After ``MAX_REVIVALS`` lives in a row that finished no turn, all open prompts fail with
+           ``agent.revivals_exhausted``: what kills its host each time must not go on for ever.
         """
         journal, fold = self.journal, self.journal.fold
         now = epoch_ms()
@@ -123,13 +138,16 @@ class LiveAgent:
             journal.append(event["type"], event["data"], surface=event.get("surface"), sources=event.get("sources"))
         continued: list[str] = []
         ended: list[str] = []
+        if fold.revivals > MAX_REVIVALS:
+            self._settle_soon(self._give_up())
+            return
         for record in list(fold.prompts.values()):
             if record.state not in ("running", "steered"):
                 continue
             turn = fold.turns.get(record.turn) if record.turn is not None else None
             reason = turn.reason if turn is not None else {"kind": "interrupted"}
             if reason["kind"] == "interrupted" and record.on_interrupt == "continue":
-                if fold.sums.interruptions <= MAX_REVIVALS and record.state == "running":
+                if record.state == "running":
                     continued.append(record.prompt_id)
                     continue
                 if record.state == "steered" and record.steered_into in continued:
@@ -145,6 +163,26 @@ class LiveAgent:
         self._continuations = [(prompt_id, "recovery") for prompt_id in continued]
         if self._continuations or len(self.prompts):
             self._wake()
+
+    def _give_up(self) -> list[str]:
+        """Fail every open prompt; returns their ids."""
+        fold = self.journal.fold
+        before = fold.last_lives[0] or {}
+        turn = max(fold.turns, default=None)
+        cause = f"the host {before.get('host')} (pid {before.get('pid')}, node {before.get('node')}) was lost"
+        error = AgentError(
+            f"{self.stream} was brought back {MAX_REVIVALS} times without finishing a turn; last, {cause}",
+            code="agent.revivals_exhausted",
+            hint="kimi-ray logs of that host may say why it died; a new prompt starts counting again",
+            details={
+                "stream": str(self.stream),
+                "revivals": MAX_REVIVALS,
+                "cause": cause,
+                "turn": turn,
+                **{key: before[key] for key in ("host", "pid", "node") if key in before},
+            },
+        ).to_data()
+        return self.prompts.give_up(error)
 
     def submit(self, specs: tuple[PromptSpec, ...]) -> None:
         """Accept prompts, in their order; the caller flushes before it says so.
@@ -278,6 +316,8 @@ class LiveAgent:
         await self._environment.close()
 
     def _wake(self) -> None:
+        if self._holders:
+            return
         if self._driver is None or self._driver.done():
             self._driver = asyncio.get_running_loop().create_task(self._drive(), name=f"agent {self.stream}")
 
@@ -410,7 +450,8 @@ class LiveAgent:
             stream=self.stream,
             prompt_id=prompt_id,
             result=result,
-            seq=self.journal.log.next_seq,
+            # What is not on the disk yet may be written anew, and otherwise, by the next life of this agent.
+            seq=min(self.journal.log.next_seq, getattr(self.journal.durable, "durable_seq", sys.maxsize)),
             epoch=self.epoch,
             totals=fold.totals(self.meter.cost_usd),
             message_seq=found.message_seq if found is not None else None,

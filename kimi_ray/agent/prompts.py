@@ -139,6 +139,14 @@ class Prompts:
             self.finish(queued, "cancelled")
         return hit
 
+    def give_up(self, error: dict[str, Any]) -> list[str]:
+        """Fail every prompt that has no final state yet; returns their ids."""
+        given_up = [record for record in self._journal.fold.prompts.values() if record.state not in FINAL_STATES]
+        self._queue.clear()
+        for record in given_up:
+            self.finish(record.prompt_id, "failed", turn=record.turn, error=error)
+        return [record.prompt_id for record in given_up]
+
     def is_final(self, prompt_id: str) -> bool:
         """Whether the prompt reached a final state."""
         record = self.get(prompt_id)

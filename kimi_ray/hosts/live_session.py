@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -12,18 +13,20 @@ from pydantic_core import from_json
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
 from kimi_ray.hosts.activation import activate_agent
-from kimi_ray.hosts.orphans import attempts_made, stop_orphans
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.session_log import SessionLog
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.stored_binding import read_binding
+from kimi_ray.hosts.stored_agents import read_agent
 from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.hosts.tree_limits import TreeLimits
+from kimi_ray.hosts.tree_recovery import TreeRecovery
 from kimi_ray.ids import agent_number, new_ulid
-from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt
+from kimi_ray.llm.models import Price, ResolvedModel
+from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt, parent_of_log
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
 from kimi_ray.store.seam import Stream
 
@@ -33,6 +36,8 @@ _FLUSH_S = 60.0
 _TAIL_EVENTS = 400
 _TAIL_BYTES = 4 << 20
 _TRIES = 3
+_IN_SWARM_S = 30.0
+_IN_SWARM_PAUSE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -82,15 +87,16 @@ class LiveSession:
         self.document = document
         self.agents: dict[str, LiveAgent] = {MAIN: main}
         self.swarms: dict[str, SwarmRun] = {}
-        self.log = SessionLog(main.spec.stream, self._main_peer, self._recover_main, claim=spec.nonce)
         self.tree = TreeLimits(main.spec.limits)
-        self._services = services
+        self.services = services
+        self.recovery = TreeRecovery(self)
+        self._logs: dict[str, SessionLog] = {}
         self._next_number: int | None = 1 if known_empty else None
         self._known_empty = known_empty
-        self._swept = False
-        self._sweeping = asyncio.Lock()
         self._numbering = asyncio.Lock()
         self._addressing: dict[str, asyncio.Lock] = {}
+        self.log = self.log_of(MAIN)
+        """The pen for main's log."""
         self._models: dict[str, ResolvedModel] = {main.spec.model.name: main.spec.model}
 
     def info(self) -> SessionInfo:
@@ -98,11 +104,17 @@ class LiveSession:
         return SessionInfo(
             self.id,
             self.spec.workspace_id,
-            self._services.name,
+            self.services.name,
             self.document.snapshot(),
             self.document.revision,
             main_host=self.host_of(MAIN),
+            waiting=dict(self.recovery.waiting),
         )
+
+    @property
+    def price(self) -> Price | None:
+        """What the tree's limits count in."""
+        return self.agents[MAIN].spec.model.settings.price
 
     # -- agents -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +127,7 @@ class LiveSession:
             host = swarm.host_of(agent_id)
             if host is not None:
                 return host
-        return None
+        return self.recovery.living.get(agent_id)
 
     async def agent_host(self, agent_id: str, suspect: str | None, model: ResolvedModel | None) -> str:
         """The host of an agent, which is brought to life if it is not alive.
@@ -129,20 +141,54 @@ class LiveSession:
             AgentError: ``agent.not_found``; ``agent.model_needed`` {model}.
             KimiRayError: what the activation raised.
         """
-        if agent_id not in self.agents:
-            host = self.host_of(agent_id)
-            if host is not None:
-                # A swarm's agent: the swarm brings it back itself.
+        host = await self._host_in_swarm(agent_id)
+        if host is None:
+            if agent_id not in self.agents:
+                async with self._addressing.setdefault(agent_id, asyncio.Lock()):
+                    if agent_id not in self.agents:
+                        await self._address(agent_id, model)
+                self._addressing.pop(agent_id, None)
+            agent = self.agents[agent_id]
+            async with agent.lock:
+                if suspect is not None and suspect == agent.host and not await self._holds(agent):
+                    await self._relocate(agent)
+                host = agent.host
+        if agent_id != MAIN:
+            await self.recovery.remember_agent(agent_id)
+        return host
+
+    async def _host_in_swarm(self, agent_id: str) -> str | None:
+        """The host of a swarm's agent, which the swarm brings back itself; None for an agent of no swarm."""
+        for _ in range(round(_IN_SWARM_S / _IN_SWARM_PAUSE_S)):
+            swarm = next((swarm for swarm in self.swarms.values() if swarm.holds(agent_id)), None)
+            host = swarm.host_of(agent_id) if swarm is not None else None
+            if swarm is None or host is not None:
                 return host
-            async with self._addressing.setdefault(agent_id, asyncio.Lock()):
-                if agent_id not in self.agents:
-                    await self._address(agent_id, model)
-            self._addressing.pop(agent_id, None)
-        agent = self.agents[agent_id]
-        async with agent.lock:
-            if suspect is not None and suspect == agent.host and not await self._holds(agent):
-                await self._relocate(agent)
-            return agent.host
+            await asyncio.sleep(_IN_SWARM_PAUSE_S)
+        raise AgentError(
+            f"{agent_id} of {self.id} is just being brought to life by its swarm",
+            code="agent.not_found",
+            hint="ask again",
+            details={"session_id": self.id, "agent_id": agent_id},
+            retryable=True,
+        )
+
+    async def look_after(self) -> None:
+        """Bring back agents whose hosts were lost meanwhile; of main's failure the caller hears.
+
+        Raises:
+            KimiRayError: why main cannot be brought back.
+        """
+        others = [agent_id for agent_id in self.agents if agent_id != MAIN]
+        results = await asyncio.gather(
+            *(self.agent_host(agent_id, self.agents[agent_id].host, None) for agent_id in [MAIN, *others]),
+            return_exceptions=True,
+        )
+        for agent_id, result in zip([MAIN, *others], results, strict=True):
+            if isinstance(result, BaseException):
+                if agent_id == MAIN or not isinstance(result, KimiRayError):
+                    raise result
+                self.recovery.failures[agent_id] = result
 
     async def set_model(self, agent_id: str, model: ResolvedModel) -> None:
         """Another model from the agent's next turn on; an agent that is lost later comes back with it."""
@@ -151,8 +197,8 @@ class LiveSession:
         for attempt in range(_TRIES):
             host = await self.agent_host(agent_id, suspect, model)
             try:
-                await self._services.cluster.peer(host).call(
-                    "set_model", Stream(self.id, agent_id), model, timeout_s=_FLUSH_S, group="control"
+                await self.services.cluster.peer(host).call(
+                    "set_model", Stream(self.id, agent_id), model, self.spec.nonce, timeout_s=_FLUSH_S, group="control"
                 )
             except KimiRayError as error:
                 if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
@@ -168,7 +214,7 @@ class LiveSession:
         """``count`` agent numbers that were never used and never will be again."""
         async with self._numbering:
             if self._next_number is None:
-                logs = await self._services.store.list_logs(self.id)
+                logs = await self.services.store.list_logs(self.id)
                 document = self.document.snapshot()
                 known = [log.stream.agent_id for log in logs] + list(document["agents"]) + list(self.agents)
                 numbers = [number for name in known if (number := agent_number(name)) is not None]
@@ -178,28 +224,45 @@ class LiveSession:
         return range(first, first + count)
 
     async def list_agents(self) -> list[dict[str, Any]]:
-        """Every agent with a log, by number: ``{agent_id, type, live, labels, profile, run_id, item_id, ...}``."""
+        """Every agent with a log, by number: ``{agent_id, type, parent_agent_id, live, labels, profile, ...}``."""
         rows: list[dict[str, Any]] = []
-        for log in await self._services.store.list_logs(self.id):
+        for log in await self.services.store.list_logs(self.id):
             header = log.header or {}
             agent_id = log.stream.agent_id
+            failed = self.recovery.failures.get(agent_id)
             rows.append(
                 {
                     "agent_id": agent_id,
                     "type": "main" if agent_id == MAIN else "sub",
+                    "parent_agent_id": None if agent_id == MAIN else parent_of_log(header),
+                    "delegation_depth": header.get("delegation_depth", 0),
                     "live": self.host_of(agent_id) is not None,
                     "labels": header.get("labels", {}),
                     **{
                         key: header.get(key)
                         for key in ("profile", "created_at", "run_id", "item_id", "repeat", "attempt")
                     },
-                    "error": log.error,
+                    "error": log.error or (failed.to_data() if failed is not None else None),
                 }
             )
         return sorted(rows, key=lambda row: agent_number(row["agent_id"]) or 0)
 
     async def _address(self, agent_id: str, model: ResolvedModel | None) -> None:
-        """Bring a cold subagent to life from its log."""
+        """Bring a subagent to life from its log, or take over the one that an earlier host of the session left."""
+        main = self.agents[MAIN]
+        spec = await self.spec_for(agent_id, model)
+        at = self.recovery.living.get(agent_id)
+        host = await self._activate(spec, main.isolation, main.node_id, at)
+        self.agents[agent_id] = LiveAgent(spec, host, main.isolation, main.node_id)
+        for gone in (self.recovery.living, self.recovery.waiting, self.recovery.failures):
+            gone.pop(agent_id, None)
+
+    async def spec_for(self, agent_id: str, model: ResolvedModel | None) -> AgentSpec:
+        """How a stored subagent is brought to life.
+
+        Raises:
+            AgentError: ``agent.not_found``; ``agent.model_needed`` {model}; ``agent.bad_bind``.
+        """
         stream = Stream(self.id, agent_id)
         main = self.agents[MAIN]
         bound = await self._bound(stream)
@@ -215,13 +278,14 @@ class LiveSession:
                 details={"model": name},
             )
         try:
-            spec = replace(
+            return replace(
                 main.spec,
                 stream=stream,
                 nonce=new_ulid(),
                 header=None,
                 profile=Profile.model_validate(bound["profile"]),
                 model=resolved,
+                model_as_stored=model is None,
                 sampling=_read(Sampling, bound.get("sampling")),
                 limits=_read(Limits, bound.get("limits")),
                 workdir=_read(Workdir, bound.get("workdir")),
@@ -231,11 +295,9 @@ class LiveSession:
             raise AgentError(
                 f"the profile in the log of {stream} cannot be read: {error}", code="agent.bad_bind"
             ) from error
-        host = await self._activate(spec, main.isolation, main.node_id)
-        self.agents[agent_id] = LiveAgent(spec, host, main.isolation, main.node_id)
 
     async def _bound(self, stream: Stream) -> dict[str, Any]:
-        bound = await read_binding(self._services.store, stream)
+        bound = await read_binding(self.services.store, stream)
         if bound is None:
             raise AgentError(
                 f"session {stream.session_id} has no agent {stream.agent_id}",
@@ -248,12 +310,12 @@ class LiveSession:
     async def _holds(self, agent: LiveAgent) -> bool:
         """Whether the host is there and still has the agent."""
         try:
-            peer = self._services.cluster.peer(agent.host)
+            peer = self.services.cluster.peer(agent.host)
             # It tells of those agents that live there, and is silent about one that broke or was fenced.
             return bool(await peer.call("progress", [agent.spec.stream], timeout_s=_PING_S, group="control"))
         except KimiRayError as error:
             if is_lost(error.code):
-                return not await self._services.registry.report_lost(agent.host)
+                return not await self.services.registry.report_lost(agent.host)
             return error.code != "agent.not_found"
 
     async def _relocate(self, agent: LiveAgent) -> None:
@@ -263,15 +325,92 @@ class LiveSession:
         agent.host = await self._activate(spec, agent.isolation, agent.node_id)
         agent.spec = spec
 
-    async def _activate(self, spec: AgentSpec, isolation: Isolation | None, node_id: str | None) -> str:
-        services = self._services
-        return await activate_agent(services.cluster, services.registry, spec, isolation=isolation, node_id=node_id)
+    async def _activate(
+        self, spec: AgentSpec, isolation: Isolation | None, node_id: str | None, at: str | None = None
+    ) -> str:
+        services = self.services
+        return await activate_agent(
+            services.cluster, services.registry, spec, isolation=isolation, node_id=node_id, at=at
+        )
 
     def _main_peer(self) -> Peer:
-        return self._services.cluster.peer(self.agents[MAIN].host)
+        return self.services.cluster.peer(self.agents[MAIN].host)
 
-    async def _recover_main(self) -> None:
-        await self.agent_host(MAIN, self.agents[MAIN].host, None)
+    def log_of(self, agent_id: str) -> SessionLog:
+        """The pen for an agent's log; the agent is brought to life where that is needed."""
+        log = self._logs.get(agent_id)
+        if log is None:
+            stream = Stream(self.id, agent_id)
+
+            def peer() -> Peer:
+                host = self.host_of(agent_id)
+                if host is None:
+                    raise AgentError(f"{stream} does not live", code="agent.not_found", retryable=True)
+                return self.services.cluster.peer(host)
+
+            async def recover() -> None:
+                await self.agent_host(agent_id, self.host_of(agent_id), None)
+
+            log = self._logs[agent_id] = SessionLog(stream, peer, recover, claim=self.spec.nonce)
+        return log
+
+    # -- swarms -----------------------------------------------------------------------------------------------------
+
+    async def start_swarm(
+        self, spec: SwarmSpec, *, fenced: Callable[[KimiRayError], None], still_here: Callable[[], object]
+    ) -> None:
+        """Begin a swarm of one of the session's agents. The same run id again is the same swarm.
+
+        Args:
+            spec: What to run; ``parent`` is brought to life if it is cold.
+            fenced: Called when the session turns out to live on another host.
+            still_here: Raises when the session has left its host.
+
+        Raises:
+            AgentError: ``agent.not_found``, ``agent.model_needed`` of the parent; ``limit.*`` of the tree.
+            RunError: ``swarm.*``.
+        """
+        if spec.run_id in self.swarms:
+            return
+        if spec.parent != MAIN:
+            await self.agent_host(spec.parent, self.host_of(spec.parent), None)
+            spec = replace(spec, depth=await self._depth_of(spec.parent) + 1)
+        await self.recovery.remember_run(spec.run_id, spec.parent)
+        if not self._known_empty:
+            spec = await self.recovery.swarm(spec)
+        spec = replace(spec, claim=self.spec.nonce, total_limits=await self.limits_left(spec.total_limits))
+        still_here()
+        if spec.run_id in self.swarms:
+            return
+        log = self.log_of(spec.parent)
+
+        async def flush_log() -> None:
+            await self.tell_main()
+            await log.flush()
+            await self.recovery.forget_run(spec.run_id)
+
+        async def position(stream: Stream) -> dict[str, int] | None:
+            stored = await read_agent(self.services.store, stream)
+            return stored.position if stored is not None else None
+
+        services = SwarmServices(
+            self.services.cluster,
+            self.services.registry,
+            log.add,
+            flush_log,
+            self.next_numbers,
+            self.register_agents,
+            fenced,
+            lambda spent: self.tree.spend(spec.run_id, spent),
+            position,
+        )
+        self.swarms[spec.run_id] = SwarmRun(spec, services)
+
+    async def _depth_of(self, agent_id: str) -> int:
+        for log in await self.services.store.list_logs(self.id):
+            if log.stream.agent_id == agent_id and log.header is not None:
+                return int(log.header.get("delegation_depth", 0))
+        return 0
 
     # -- the whole --------------------------------------------------------------------------------------------------
 
@@ -294,17 +433,21 @@ class LiveSession:
             if event["type"] == "prompt/submitted" and isinstance(event["data"].get("content"), list):
                 prompt, at = last_prompt(event["data"]["content"]), event["time"]
             elif event["type"] == "turn/end":
-                reason, at = turn_reason(event["data"]["reason"]["kind"]), event["time"]
+                ended = event["data"]["reason"]
+                reason = turn_reason(ended["kind"])
+                # A turn that was closed at a recovery moves no time: bringing a session back is no activity.
+                at = at if "recovered_at" in ended else event["time"]
         value = self.document.snapshot()
         known = (value.get("last_prompt"), value.get("last_turn_reason"))
-        if (prompt or known[0], reason or known[1]) != known:
-            self.document.note(Activity(self.id, max(at, int(value["updated_at"])), prompt, reason))
+        updated_at = int(value["updated_at"])
+        if at > updated_at or (prompt or known[0], reason or known[1]) != known:
+            self.document.note(Activity(self.id, max(at, updated_at), prompt, reason))
 
     async def recount(self) -> None:
         """After a resume: what the tree has used before, where that matters."""
         if self.tree.bound:
             main = self.agents[MAIN]
-            await self.tree.recount(self._services.store, self.id, main.spec.model.settings.price)
+            await self.tree.recount(self.services.store, self.id, main.spec.model.settings.price)
             await self.tell_main()
 
     async def limits_left(self, total: Limits | None) -> Limits | None:
@@ -332,25 +475,6 @@ class LiveSession:
                 if not is_lost(error.code) and error.code != "agent.not_found":
                     raise
 
-    async def after_loss(self, spec: SwarmSpec) -> SwarmSpec:
-        """A swarm that may have begun on a host that was lost: nothing of it runs on, and its attempts count.
-
-        Raises:
-            KimiRayError: an orphan could not be closed.
-        """
-        if self._known_empty:
-            return spec
-        services = self._services
-        async with self._sweeping:
-            if not self._swept:
-                within_s = services.config.close_timeout_s + 5.0
-                await stop_orphans(services.cluster, self.id, self.agents, within_s)
-                self._swept = True
-        before = await attempts_made(services.store, self.id, spec.run_id)
-        for key, made in spec.attempts_before.items():
-            before[key] = max(made, before.get(key, 0))
-        return replace(spec, attempts_before=before)
-
     def register_agents(self, entries: list[AgentEntry]) -> None:
         """Subagents exist."""
         self.document.register(entries)
@@ -361,14 +485,14 @@ class LiveSession:
         Raises:
             KimiRayError: the first failure, after all were asked.
         """
-        await self.log.flush()
+        await asyncio.gather(*(log.flush() for log in self._logs.values()))
         by_host: dict[str, list[Stream]] = {}
         for agent in self.agents.values():
             by_host.setdefault(agent.host, []).append(agent.spec.stream)
         for swarm in self.swarms.values():
             for host, streams in swarm.living().items():
                 by_host.setdefault(host, []).extend(streams)
-        peers = self._services.cluster.peer
+        peers = self.services.cluster.peer
         results = await asyncio.gather(
             *(
                 peers(host).call("flush", streams, timeout_s=_FLUSH_S, group="store")
@@ -381,9 +505,11 @@ class LiveSession:
 
     def abandon(self, error: KimiRayError) -> None:
         """The session lives elsewhere: end everything here without writing a word."""
+        self.recovery.stop()
         for swarm in self.swarms.values():
             swarm.abandon(error)
-        self.log.abandon()
+        for log in self._logs.values():
+            log.abandon()
 
     async def close(self, *, force: bool) -> None:
         """Stop the swarms and agents, flush, give the claim back.
@@ -393,27 +519,32 @@ class LiveSession:
         """
         results: list[Any] = []
         results += await asyncio.gather(*(swarm.close() for swarm in self.swarms.values()), return_exceptions=True)
-        results += await asyncio.gather(self.log.close(), return_exceptions=True)
+        results += await asyncio.gather(self.recovery.finish(), return_exceptions=True)
+        results += await asyncio.gather(*(log.close() for log in self._logs.values()), return_exceptions=True)
         by_host: dict[str, list[Stream]] = {}
         for agent in self.agents.values():
             by_host.setdefault(agent.host, []).append(agent.spec.stream)
         results += await asyncio.gather(
             *(self._close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
         )
+        if force or not any(isinstance(result, BaseException) for result in results):
+            results += await asyncio.gather(self.recovery.forget_all(), return_exceptions=True)
         results += await asyncio.gather(self.document.close(), return_exceptions=True)
         results += await asyncio.gather(
-            self._services.store.close_session(self.id, self.spec.nonce), return_exceptions=True
+            self.services.store.close_session(self.id, self.spec.nonce), return_exceptions=True
         )
-        results += await asyncio.gather(self._services.registry.forget_session(self.id), return_exceptions=True)
+        results += await asyncio.gather(
+            self.services.registry.forget_session(self.id, self.services.name), return_exceptions=True
+        )
         if not force:
             _raise_first(results)
 
     async def _close_agents(self, host: str, streams: list[Stream], force: bool) -> None:
-        services = self._services
+        services = self.services
         bound_s = services.config.close_timeout_s + 5.0
         try:
             acks: list[Ack] = await services.cluster.peer(host).call(
-                "close_agents", streams, force, timeout_s=bound_s, group="store"
+                "close_agents", streams, force, self.spec.nonce, timeout_s=bound_s, group="store"
             )
         except KimiRayError as error:
             if not is_lost(error.code) or not await services.registry.report_lost(host):

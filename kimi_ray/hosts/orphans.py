@@ -1,51 +1,147 @@
-"""What a lost session host left behind: rollouts that run with nobody to wait for them, and attempts nobody counted.
+"""What a lost session host left behind: agents that live on their hosts, and rollouts with nobody to wait for them.
 
-Their swarms begin again with what has no row, so the orphans are stopped first, their turns closed in their logs, and
-the attempts that the logs tell of are counted: no two attempts of a rollout have one number, or one seed.
+A session that comes back goes once over the hosts: all its living agents are put under its claim (so the old host, if
+it was only thought dead, has no say any more) and stay as they are. Their swarms then begin again with what has no row:
+
+- with ``on_interrupted="continue"`` a rollout goes on in its own log. A living agent is simply waited for, a cold one
+  is brought to life, one that has ended meanwhile is asked for its end: nothing runs twice.
+- with ``restart``, and where a log was cancelled, the rollout begins again as a new attempt. What lives of it is
+  closed first. Attempts that the logs tell of are counted: no two of a rollout have one number, or one seed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.specs import Ack
+from kimi_ray.hosts.stored_agents import StoredAgent, read_agent
+from kimi_ray.hosts.swarm_words import GoingOn, SwarmSpec
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.runs.items import RolloutKey
-from kimi_ray.store.seam import Stream
+from kimi_ray.store.seam import ListedLog, Stream
 
 _ASK_S = 2.0
+_ADOPT_S = 20.0
+_READS_AT_ONCE = 16
+
+
+async def adopt_living(cluster: Cluster, session_id: str, claim: str) -> dict[str, str]:
+    """Put all living agents of a session under its claim; gives the host of each. Lost hosts hold none.
+
+    Raises:
+        SessionError: ``session.fenced`` when the claim is not in force any more.
+    """
+    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
+    held = await asyncio.gather(*(_adopt_on(cluster, host, session_id, claim) for host in hosts))
+    return {agent_id: host for host, agents in zip(hosts, held, strict=True) for agent_id in agents}
 
 
 async def stop_orphans(cluster: Cluster, session_id: str, keep: Collection[str], within_s: float) -> None:
-    """Close the agents of a session that live on some host, but for those named in ``keep``.
+    """Close the agents of a session that live on some host, but for those named in ``keep``. For a holder of its claim.
 
     Raises:
         KimiRayError: an agent could not be closed (``store.unavailable`` ...). Lost hosts hold nothing.
     """
     hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
-    await asyncio.gather(*(_stop_on(cluster, host, session_id, keep, within_s) for host in hosts))
-
-
-async def find_agent(cluster: Cluster, stream: Stream) -> str | None:
-    """A host on which an agent lives, or None."""
-    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
     held = await asyncio.gather(*(_streams_on(cluster, host) for host in hosts))
-    return next((host for host, streams in zip(hosts, held, strict=True) if stream in streams), None)
+    await asyncio.gather(
+        *(
+            _stop_on(cluster, host, orphans, None, within_s)
+            for host, streams in zip(hosts, held, strict=True)
+            if (orphans := [s for s in streams if s.session_id == session_id and s.agent_id not in keep])
+        )
+    )
 
 
-async def attempts_made(store: StoreCalls, session_id: str, run_id: str) -> dict[RolloutKey, int]:
-    """The highest attempt of each rollout of a run that has a log in this session."""
-    made: dict[RolloutKey, int] = {}
-    for log in await store.list_logs(session_id):
+async def stop_agents(cluster: Cluster, session_id: str, where: Mapping[str, str], claim: str, within_s: float) -> None:
+    """Close agents of a session, each where it is known to live.
+
+    Raises:
+        KimiRayError: an agent could not be closed (``store.unavailable`` ...). Lost hosts hold nothing.
+    """
+    by_host: dict[str, list[Stream]] = {}
+    for agent_id, host in where.items():
+        by_host.setdefault(host, []).append(Stream(session_id, agent_id))
+    await asyncio.gather(*(_stop_on(cluster, host, streams, claim, within_s) for host, streams in by_host.items()))
+
+
+@dataclass(slots=True)
+class RunSoFar:
+    """What the logs of a session tell of a run."""
+
+    made: dict[RolloutKey, int] = field(default_factory=dict[RolloutKey, int])
+    """The highest attempt of each rollout."""
+    newest: dict[RolloutKey, str] = field(default_factory=dict[RolloutKey, str])
+    """The agent of that attempt."""
+    agents: set[str] = field(default_factory=set[str])
+    """All agents of the run."""
+
+
+def run_so_far(logs: Collection[ListedLog], run_id: str) -> RunSoFar:
+    """Which attempts of a run have logs."""
+    found = RunSoFar()
+    for log in logs:
         header = log.header or {}
-        if header.get("run_id") == run_id and "item_id" in header:
-            key = RolloutKey(str(header["item_id"]), int(header.get("repeat", 0)))
-            made[key] = max(made.get(key, 0), int(header.get("attempt", 1)))
-    return made
+        if header.get("run_id") != run_id or "item_id" not in header:
+            continue
+        key, number = RolloutKey(str(header["item_id"]), int(header.get("repeat", 0))), int(header.get("attempt", 1))
+        found.agents.add(log.stream.agent_id)
+        if number > found.made.get(key, 0):
+            found.made[key], found.newest[key] = number, log.stream.agent_id
+    return found
+
+
+async def going_on(
+    store: StoreCalls, spec: SwarmSpec, so_far: RunSoFar, living: Mapping[str, str]
+) -> dict[RolloutKey, tuple[GoingOn, StoredAgent]]:
+    """The rollouts of a swarm that go on in their own logs: those of whose newest attempt the driver has no row."""
+    if spec.on_interrupted != "continue":
+        return {}
+    gate = asyncio.Semaphore(_READS_AT_ONCE)
+
+    async def look(key: RolloutKey) -> tuple[RolloutKey, GoingOn, StoredAgent] | None:
+        agent_id = so_far.newest[key]
+        async with gate:
+            stored = await read_agent(store, Stream(spec.session_id, agent_id))
+        if stored is None:
+            return None
+        record = stored.first_prompt
+        if record is not None and record.state == "cancelled":
+            # Its session was closed under it.
+            return None
+        prompt_id = record.prompt_id if record is not None else None
+        return key, GoingOn(agent_id, so_far.made[key], prompt_id, living.get(agent_id)), stored
+
+    unseen = [key for key in spec.keys if so_far.made.get(key, 0) > spec.attempts_before.get(key, 0)]
+    found = await asyncio.gather(*(look(key) for key in unseen))
+    return {one[0]: (one[1], one[2]) for one in found if one is not None}
+
+
+def continued(spec: SwarmSpec, so_far: RunSoFar, going: Mapping[RolloutKey, GoingOn]) -> SwarmSpec:
+    """The swarm with the attempts that were made counted, and those that go on named."""
+    before = dict(spec.attempts_before)
+    for key, made in so_far.made.items():
+        before[key] = max(made, before.get(key, 0))
+    for key, one in going.items():
+        before[key] = one.number - 1
+    return replace(spec, attempts_before=before, going_on=dict(going))
+
+
+async def _adopt_on(cluster: Cluster, host: str, session_id: str, claim: str) -> list[str]:
+    peer = cluster.peer(host)
+    try:
+        # A host that is silent must not hold up the others for longer than this.
+        await peer.call("ping", timeout_s=_ASK_S, group="control")
+        return await peer.call("adopt", session_id, claim, timeout_s=_ADOPT_S)
+    except KimiRayError as error:
+        if not is_lost(error.code):
+            raise
+        return []
 
 
 async def _streams_on(cluster: Cluster, host: str) -> list[Stream]:
@@ -59,14 +155,10 @@ async def _streams_on(cluster: Cluster, host: str) -> list[Stream]:
     return [Stream(*stream) for stream in told["streams"]]
 
 
-async def _stop_on(cluster: Cluster, host: str, session_id: str, keep: Collection[str], within_s: float) -> None:
-    streams = await _streams_on(cluster, host)
-    orphans = [s for s in streams if s.session_id == session_id and s.agent_id not in keep]
-    if not orphans:
-        return
+async def _stop_on(cluster: Cluster, host: str, streams: list[Stream], claim: str | None, within_s: float) -> None:
     try:
         acks: list[Ack] = await cluster.peer(host).call(
-            "close_agents", orphans, False, timeout_s=within_s, group="store"
+            "close_agents", streams, False, claim, timeout_s=within_s, group="store"
         )
     except KimiRayError as error:
         if not is_lost(error.code):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.specs import AgentProgress, AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
-from kimi_ray.hosts.swarm_words import Rollout, SwarmSpec
+from kimi_ray.hosts.swarm_words import GoingOn, Rollout, SwarmSpec
 from kimi_ray.ids import new_message_id, new_ulid
 from kimi_ray.log import epoch_ms
+from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.outcomes import RowStatus, error_of, status_of
 from kimi_ray.runs.rows import AttemptRow, RowModel, Timing
 from kimi_ray.runs.schedule import Spent
@@ -36,6 +37,8 @@ class Attempt:
     """The prompt is durable in the agent's log."""
     cancelling: bool = False
     ended: bool = False
+    adopted: bool = False
+    """Another host of its session began it."""
     lost: bool = False
     """Its host was lost once, accepted or not: what its log holds is open."""
     revivals: int = 0
@@ -73,6 +76,11 @@ class Ending:
     status: RowStatus | None = None
 
 
+def labels_of(spec: SwarmSpec, key: RolloutKey) -> dict[str, str]:
+    """The labels of a rollout's agent: its item, and the agent that it belongs to unless that is main."""
+    return {"item": key.item_id} | ({"parent_agent_id": spec.parent} if spec.parent != MAIN else {})
+
+
 def run_request(
     spec: SwarmSpec, rollout: Rollout, agent_id: str, number: int, seed: int, send_seed: bool
 ) -> RunRequest:
@@ -85,11 +93,11 @@ def run_request(
         agent_id=agent_id,
         created_at=epoch_ms(),
         cwd=spec.cwd,
-        parent=ParentRef(session_id=spec.session_id, agent_id=MAIN),
+        parent=ParentRef(session_id=spec.session_id, agent_id=spec.parent),
         origin="subagent",
-        delegation_depth=1,
+        delegation_depth=spec.depth,
         profile=spec.profile.name,
-        labels={"item": rollout.key.item_id},
+        labels=labels_of(spec, rollout.key),
         run_id=spec.run_id,
         item_id=rollout.key.item_id,
         repeat=rollout.key.repeat,
@@ -115,6 +123,15 @@ def run_request(
     on_interrupt = "continue" if spec.on_interrupted == "continue" else "fail"
     prompt = PromptSpec(prompt_id=new_message_id(), text=rollout.prompt, on_interrupt=on_interrupt)
     return RunRequest(agent, (prompt,), release=True)
+
+
+def going_on_request(request: RunRequest, one: GoingOn) -> RunRequest:
+    """The same for an attempt whose log exists: it is opened, and its prompt is the one that it has."""
+    prompt = request.prompts[0]
+    if one.prompt_id is not None:
+        prompt = replace(prompt, prompt_id=one.prompt_id)
+    # It may have ended already: let go of at once, it could not be asked for its end.
+    return RunRequest(replace(request.agent, header=None), (prompt,), release=False)
 
 
 def ending_of(outcome: Outcome) -> Ending:

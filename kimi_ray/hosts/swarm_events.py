@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kimi_ray.errors import AgentError
 from kimi_ray.hosts.specs import LogEntry
-from kimi_ray.hosts.swarm_attempts import Attempt, Ending, run_request
+from kimi_ray.hosts.swarm_attempts import Attempt, Ending, labels_of, run_request
 from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.runs.schedule import Spent
 from kimi_ray.settings import Limits
@@ -27,7 +28,7 @@ def spawned_event(spec: SwarmSpec, attempt: Attempt) -> LogEntry:
     data: dict[str, Any] = {
         "agent_id": attempt.agent_id,
         "profile": spec.profile.name,
-        "labels": {"item": key.item_id},
+        "labels": labels_of(spec, key),
         "item_id": key.item_id,
         "repeat": key.repeat,
         "attempt": attempt.number,
@@ -35,8 +36,11 @@ def spawned_event(spec: SwarmSpec, attempt: Attempt) -> LogEntry:
     return LogEntry("subagent/spawned", data)
 
 
-def ended_event(attempt: Attempt, ending: Ending) -> LogEntry:
-    """``subagent/completed`` for an agent that says how it ended, well or not; else ``subagent/failed``."""
+def ended_event(attempt: Attempt, ending: Ending, position: Mapping[str, int] | None = None) -> LogEntry:
+    """``subagent/completed`` for an agent that says how it ended, well or not; else ``subagent/failed``.
+
+    ``position`` is where the log of an agent stands that did not tell it.
+    """
     outcome = ending.outcome
     if outcome is not None and outcome.seq >= 0 and ending.error is None:
         data: dict[str, Any] = {
@@ -52,6 +56,8 @@ def ended_event(attempt: Attempt, ending: Ending) -> LogEntry:
     data = {"agent_id": attempt.agent_id, "error": error}
     if outcome is not None and outcome.seq >= 0:
         data |= {"seq": outcome.seq, "epoch": outcome.epoch}
+    elif position is not None:
+        data |= position
     return LogEntry("subagent/failed", data)
 
 

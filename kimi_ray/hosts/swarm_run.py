@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from kimi_ray.hosts.swarm_attempts import (
     attempt_row,
     ending_of,
     failed,
+    going_on_request,
+    labels_of,
     run_request,
     spent_of,
     spent_so_far,
@@ -37,9 +39,12 @@ from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
 from kimi_ray.session import AgentEntry
 from kimi_ray.store.seam import Stream
+from kimi_ray.tools.carried import fingerprint_of
 
 MAX_REVIVALS = 3
-"""How often the host of one rollout may be lost under it before the rollout is given up."""
+"""How often the host of one rollout may be lost under it. The next life fails its prompt with
+``agent.revivals_exhausted``, unless it had finished a turn in between; where that too cannot be told, it is given up
+here."""
 
 _BACKLOG = 4000
 _RUN_S = 120.0
@@ -86,6 +91,7 @@ class SwarmRun:
         self._past = Spent()
         self._interruptions = 0
         self._keys_ended = 0
+        self._telling: set[asyncio.Task[None]] = set()
         self._positions: dict[str, dict[str, int]] = {}
         self._cancel_running = False
         self._limit: KimiRayError | None = None
@@ -106,6 +112,10 @@ class SwarmRun:
         """The host of a running rollout's agent, or None."""
         attempt = self._attempts.get(agent_id)
         return attempt.host if attempt is not None and attempt.accepted else None
+
+    def holds(self, agent_id: str) -> bool:
+        """Whether an agent is one of a rollout that has not ended, even if no host has it just now."""
+        return agent_id in self._attempts
 
     def living(self) -> dict[str, list[Stream]]:
         """The agents that run now, by host."""
@@ -151,7 +161,7 @@ class SwarmRun:
         """End everything at once; whoever reads gets the error. What runs on hosts is left to those who go on."""
         self._rows.finish(error)
         self._fed.set()
-        for task in [self._main, *self._tasks]:
+        for task in [self._main, *self._tasks, *self._telling]:
             task.cancel()
 
     async def close(self) -> None:
@@ -159,7 +169,7 @@ class SwarmRun:
         if not self.done:
             self.cancel(_CONTROL_S, "cancel")
             await asyncio.wait({self._main}, timeout=_CLOSE_S)
-        tasks = [self._main, *self._tasks]
+        tasks = [self._main, *self._tasks, *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,6 +193,8 @@ class SwarmRun:
                     hint="this is a defect of kimi_ray; the logs hold what was done",
                 )
             await self._give_back()
+            if self._telling:
+                await asyncio.wait(self._telling)
             self._record_end()
             await self._services.flush_log()
         except KimiRayError as failure:
@@ -235,11 +247,17 @@ class SwarmRun:
                 self._end_key(key, self._schedule.stopped)
 
     async def _launch(self, ready: list[tuple[Start, Rollout]]) -> None:
-        numbers = await self._services.numbers(len(ready))
+        known = [self._spec.going_on.get(start.key) for start, _ in ready]
+        known = [
+            one if one and one.number == start.attempt + self._extra[start.key] else None
+            for one, (start, _) in zip(known, ready, strict=True)
+        ]
+        numbers = iter(await self._services.numbers(known.count(None)) if None in known else ())
         now = time.monotonic()
         used = self._schedule.progress().spent
         attempts: list[Attempt] = []
-        for (start, rollout), number in zip(ready, numbers, strict=True):
+        for (start, rollout), one in zip(ready, known, strict=True):
+            agent_id = f"agent-{next(numbers)}" if one is None else one.agent_id
             made, since = self._tried.get(start.key, (0, self._began))
             count = start.attempt + self._extra[start.key]
             seed = start.seed if count == start.attempt else self._spec.seed.of(*start.key, count)
@@ -249,18 +267,25 @@ class SwarmRun:
             left = replace(
                 rollout, limits=limits_left(rollout.limits, self._spec.total_limits, used, now - self._began)
             )
-            request = run_request(self._spec, left, f"agent-{number}", count, seed, send)
+            request = run_request(self._spec, left, agent_id, count, seed, send)
             self._tried[start.key] = (made + 1, since)
             attempt = Attempt(rollout, count, seed, request, queued_s=max(0.0, now - since))
+            if one is not None:
+                attempt.request = going_on_request(request, one)
+                attempt.host, attempt.adopted, attempt.lost = one.host or "", True, True
             self._attempts[attempt.agent_id] = attempt
             attempts.append(attempt)
-        self._services.registered([AgentEntry(a.agent_id, labels={"item": a.rollout.key.item_id}) for a in attempts])
-        self._services.record([spawned_event(self._spec, a) for a in attempts])
+        parent = self._spec.parent
+        new = [a for a in attempts if not a.adopted]
+        self._services.registered(
+            [AgentEntry(a.agent_id, "sub", parent, labels_of(self._spec, a.rollout.key)) for a in new]
+        )
+        self._services.record([spawned_event(self._spec, a) for a in new])
         await self._place_and_begin(attempts)
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
         try:
-            await self._place(attempts)
+            await self._place([attempt for attempt in attempts if not attempt.host])
         except KimiRayError as error:
             for attempt in attempts:
                 self._finish(attempt, failed(error), placed=False)
@@ -292,7 +317,8 @@ class SwarmRun:
             if self._free[host] <= 0:
                 del self._free[host]
         if missing:
-            wishes = [PlaceAgent(a.stream, self._spec.isolation, self._spec.node_id) for a in missing]
+            spec, code = self._spec, fingerprint_of(self._spec.user_tools)
+            wishes = [PlaceAgent(a.stream, spec.isolation, spec.node_id, code) for a in missing]
             for attempt, host in zip(missing, await self._services.registry.place_agents(wishes), strict=True):
                 attempt.host = host
 
@@ -319,7 +345,7 @@ class SwarmRun:
             [
                 LogEntry("subagent/started", {"agent_id": a.agent_id})
                 for a in running
-                if not a.accepted and not a.revivals
+                if not a.accepted and not a.revivals and not a.adopted
             ]
         )
         for attempt in running:
@@ -410,7 +436,7 @@ class SwarmRun:
             waiter.discard(attempt.wait_key)
         if placed and attempt.host:
             self._free[attempt.host] += 1
-            if not attempt.request.release or (ending.outcome is None and attempt.accepted):
+            if ending.outcome is not None and not attempt.request.release:
                 self._spawn(self._close_agent(attempt))
             if self._spec.isolation == "dedicated":
                 # The process ends with its agent.
@@ -420,11 +446,35 @@ class SwarmRun:
                     self._spawn(waiter.close())
         if ending.outcome is not None:
             self._past = self._past.plus(spent_of(ending.outcome.totals))
-        self._services.record([ended_event(attempt, ending)])
         outcome = ending.outcome
-        if outcome is not None and outcome.seq >= 0 and len(self._positions) <= _POSITIONS_IN_END:
-            self._positions[attempt.agent_id] = {"seq": outcome.seq, "epoch": outcome.epoch}
+        if outcome is not None and outcome.seq >= 0:
+            self._services.record([ended_event(attempt, ending)])
+            self._note_position(attempt.agent_id, {"seq": outcome.seq, "epoch": outcome.epoch})
+        else:
+            task = asyncio.get_running_loop().create_task(self._tell_end(attempt, ending))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
         return True
+
+    async def _tell_end(self, attempt: Attempt, ending: Ending) -> None:
+        """The event for an agent that did not say how it ended: its log is looked at, when nobody writes it any more."""
+        position: Mapping[str, int] | None = None
+        try:
+            if attempt.accepted or not attempt.request.release:
+                await self._close_agent(attempt)
+            position = await self._services.position(attempt.stream)
+        except KimiRayError as error:
+            if error.code == "session.fenced":
+                self._services.fenced(error)
+                return
+            # The end is told all the same; where the log stands is not known.
+        self._services.record([ended_event(attempt, ending, position)])
+        if position is not None:
+            self._note_position(attempt.agent_id, dict(position))
+
+    def _note_position(self, agent_id: str, position: dict[str, int]) -> None:
+        if len(self._positions) <= _POSITIONS_IN_END:
+            self._positions[agent_id] = position
 
     def _end_key(self, key: RolloutKey, stop: str | None) -> None:
         self._rows.put(KeyEnd(key, stop))
@@ -489,7 +539,7 @@ class SwarmRun:
             attempt.host = ""  # its place went with the host
             if self._cancel_running:
                 self._finish(attempt, Ending("cancelled"))
-            elif attempt.revivals > MAX_REVIVALS or attempt.resends > _RESENDS:
+            elif attempt.revivals > MAX_REVIVALS + 1 or attempt.resends > _RESENDS:
                 self._finish(attempt, ending)
             elif self._spec.on_interrupted == "restart" and was_running:
                 self._again(attempt, ending)
@@ -548,10 +598,19 @@ class SwarmRun:
             async with gate:
                 try:
                     await self._services.cluster.peer(attempt.host).call(
-                        "cancel", attempt.stream, attempt.prompt_id, cause, limit, timeout_s=_CONTROL_S, group="control"
+                        "cancel",
+                        attempt.stream,
+                        attempt.prompt_id,
+                        cause,
+                        limit,
+                        self._spec.claim,
+                        timeout_s=_CONTROL_S,
+                        group="control",
                     )
                 except KimiRayError as error:
-                    if not is_lost(error.code) and error.code != "agent.not_found":
+                    if error.code == "session.fenced":
+                        self._services.fenced(error)
+                    elif not is_lost(error.code) and error.code != "agent.not_found":
                         raise
 
         await asyncio.gather(*(send(a) for a in attempts if a.accepted and not a.cancelling and not a.ended))
@@ -560,12 +619,16 @@ class SwarmRun:
         """An agent that does not let go by itself."""
         self.agent_calls += 1
         try:
-            await self._services.cluster.peer(attempt.host).call(
-                "close_agents", [attempt.stream], True, timeout_s=_CLOSE_S, group="store"
+            acks: list[Ack] = await self._services.cluster.peer(attempt.host).call(
+                "close_agents", [attempt.stream], True, self._spec.claim, timeout_s=_CLOSE_S, group="store"
             )
         except KimiRayError as error:
             if not is_lost(error.code):
                 raise
+            return
+        refused = acks[0].error
+        if refused is not None and refused["code"] == "session.fenced":
+            self._services.fenced(error_from_data(refused))
 
     async def _give_back(self) -> None:
         free, self._free = self._free, Counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,14 @@ from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.steady_calls import RegistryCalls
 from kimi_ray.runs.schedule import LimitHit, Spent
 from kimi_ray.session import AgentEntry
+from kimi_ray.store.seam import Stream
 
 
 def _unbounded(_spent: Spent) -> LimitHit | None:
+    return None
+
+
+async def _nowhere(_stream: Stream) -> Mapping[str, int] | None:
     return None
 
 
@@ -23,12 +28,13 @@ class SwarmServices:
     """What the session lends its swarm.
 
     Attributes:
-        record: Write events into main's log, soon and in order.
+        record: Write events into the log of the agent that the swarm belongs to, soon and in order.
         flush_log: The same, durable when it returns.
         numbers: So many agent numbers that nobody else gets.
         registered: Agents exist.
         fenced: The session turned out to live on another host.
         spent: The swarm has used so much by now; gives the limit of the session's tree that is reached with it.
+        position: Where a stored log stands, ``{seq, epoch}``; None when there is none.
     """
 
     cluster: Cluster
@@ -39,3 +45,4 @@ class SwarmServices:
     registered: Callable[[list[AgentEntry]], None]
     fenced: Callable[[KimiRayError], None]
     spent: Callable[[Spent], LimitHit | None] = _unbounded
+    position: Callable[[Stream], Awaitable[Mapping[str, int] | None]] = _nowhere

@@ -16,6 +16,7 @@ from kimi_ray.tools.contract import Tool
 
 __all__ = [
     "CancelMode",
+    "GoingOn",
     "KeyEnd",
     "OnInterrupted",
     "Rollout",
@@ -54,8 +55,24 @@ class SwarmSpec:
     denied_paths: tuple[str, ...] = ()
     keep_workdirs: bool = False
     price_date: str | None = None
+    parent: str = "main"
+    """The agent of the session to which the swarm belongs: its log tells of it."""
     claim: str | None = None
-    """The session's claim; its host fills it in."""
+    """The session's claim; its host fills it in, as what follows."""
+    depth: int = 1
+    """How deep its agents are in the tree: main's are at 1."""
+    going_on: dict[RolloutKey, GoingOn] = field(default_factory=dict[RolloutKey, "GoingOn"])
+    """Rollouts whose newest attempt goes on in its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """An attempt that another host of the session began. ``host``: where its agent lives, if it does."""
+
+    agent_id: str
+    number: int
+    prompt_id: str | None
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

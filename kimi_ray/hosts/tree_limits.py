@@ -84,6 +84,12 @@ class TreeLimits:
             cost = cost_usd(fold.sums.usage(), price) if price is not None else None
             self._before = self._before.plus(spent_of(fold.totals(cost)))
 
+    def exclude(self, fold: AgentFold, price: Price | None) -> None:
+        """An agent that was counted at the resume goes on in a swarm, which counts its whole life."""
+        if self.bound:
+            cost = cost_usd(fold.sums.usage(), price) if price is not None else None
+            self._before = self._before.minus(spent_of(fold.totals(cost)))
+
     def _hit(self) -> LimitHit | None:
         if self.limits is None:
             return None

@@ -174,7 +174,7 @@ async def test_a_rollout_that_kills_its_hosts_is_given_up(tmp_path: Path) -> Non
         assert kills >= 3
         (row,) = (await handle.result(40)).rows
         assert row.status == "failed" and row.error is not None
-        assert row.error.code == "turn.interrupted" and row.error.error_class == "infra"
+        assert row.error.code == "agent.revivals_exhausted" and row.error.error_class == "infra"
         assert row.interruptions >= 3
 
 

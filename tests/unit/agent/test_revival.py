@@ -97,8 +97,9 @@ async def test_a_prompt_that_is_interrupted_again_and_again_is_given_up() -> Non
     bench.submit("one", on_interrupt="continue")
     await bench.until("assistant/message")
     events = bench.events
-    for _life in range(10):
+    for life in range(10):
         again = AgentBench(_model, tools=(Probe(),), events=events)
+        again.agent.journal.append("runtime/activated", {"epoch": life + 2, "host": f"h{life}", "pid": life})
         again.agent.revive()
         if not again.agent.busy:
             break
@@ -109,5 +110,28 @@ async def test_a_prompt_that_is_interrupted_again_and_again_is_given_up() -> Non
     else:
         pytest.fail("it was continued without end")
     await bench.agent.close()
+    await _settled(again)
     outcome = again.agent.outcome("p0")
     assert outcome is not None and outcome.result.state == "failed"
+    error = outcome.result.error
+    assert error is not None and error["code"] == "agent.revivals_exhausted"
+    assert (error["details"]["host"], life) == ("h2", 3)
+    assert again.types.count("prompt/completed") == 1
+
+
+async def test_a_finished_turn_lets_an_agent_be_revived_again() -> None:
+    bench = AgentBench(SCRIPT, tools=(Probe(),))
+    bench.submit("one", on_interrupt="continue")
+    await bench.until("assistant/message")
+    events = bench.events
+    for life in range(3):
+        again = AgentBench(_model, tools=(Probe(),), events=events)
+        again.agent.journal.append("runtime/activated", {"epoch": life + 2})
+        again.agent.revive()
+        await again.until("step/start", count=again.types.count("step/start") + 1)
+        assert again.agent.journal.fold.revivals == life + 1
+        if life < 2:
+            events = again.events
+    await again.until("prompt/completed")
+    assert again.agent.journal.fold.revivals == 0
+    await bench.agent.close()

@@ -153,14 +153,16 @@ class _Peer:
             except TimeoutError:
                 continue
 
-    async def cancel(self, stream: Stream, prompt_id: str, cause: str, limit: dict[str, Any] | None) -> list[str]:
+    async def cancel(
+        self, stream: Stream, prompt_id: str, cause: str, limit: dict[str, Any] | None, claim: str | None = None
+    ) -> list[str]:
         entry = self.world.running.get((stream, prompt_id))
         if entry is None:
             return []
         self.world._finish(stream, prompt_id, entry[1].prompts[0].text, "limit" if limit else "cancelled", None)
         return [prompt_id]
 
-    async def close_agents(self, streams: list[Stream], force: bool) -> list[Ack]:
+    async def close_agents(self, streams: list[Stream], force: bool, claim: str | None = None) -> list[Ack]:
         return [Ack(stream) for stream in streams]
 
     async def progress(self, streams: list[Stream]) -> list[Any]:

@@ -1,0 +1,201 @@
+"""A session's tree after a loss: living agents are kept, accepted prompts run, parents hear of their children.
+
+The document says what was under way (``session.in_flight``); the logs say the rest. One agent that cannot be brought
+back is an entry in ``failures``: the rest of the tree goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.hosts.orphans import continued, going_on, run_so_far, stop_agents
+from kimi_ray.hosts.stored_agents import read_agent, untold
+from kimi_ray.hosts.swarm_words import SwarmSpec
+from kimi_ray.session import InFlight, entry_of_log, in_flight
+from kimi_ray.store.seam import ListedLog, Stream
+
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import LiveSession
+
+MAIN = "main"
+_REVIVED_AT_ONCE = 16
+_FENCED = ("session.fenced", "store.fenced")
+
+
+class TreeRecovery:
+    """What one live session remembers for the case that its host is lost, and does after it.
+
+    Args:
+        live: The session.
+    """
+
+    def __init__(self, live: LiveSession) -> None:
+        self._live = live
+        self.living: dict[str, str] = {}
+        """Agents that an earlier host of this session left alive, with their hosts, until somebody needs them."""
+        self.waiting: dict[str, str] = {}
+        """Agents with accepted prompts whose model this session was not told how to reach, with its name."""
+        self.failures: dict[str, KimiRayError] = {}
+        """Why an agent could not be brought back."""
+        self._agents: set[str] = set()
+        self._runs: dict[str, str] = {}
+        self._written: set[str] = set()
+        self._reviving: asyncio.Task[Any] | None = None
+
+    # -- in time ----------------------------------------------------------------------------------------------------
+
+    async def remember_agent(self, agent_id: str) -> None:
+        """An agent is spoken to directly: durable before the first prompt can be accepted."""
+        if agent_id not in self._written:
+            self._agents.add(agent_id)
+            await self._write()
+            self._written.add(agent_id)
+
+    async def remember_run(self, run_id: str, parent: str) -> None:
+        """A swarm begins: durable before the first child exists."""
+        if self._runs.get(run_id) != parent:
+            self._runs[run_id] = parent
+            await self._write()
+
+    async def forget_run(self, run_id: str) -> None:
+        """A swarm has ended, and its parent's log says so durably."""
+        if self._runs.pop(run_id, None) is not None:
+            await self._write()
+
+    async def _write(self) -> None:
+        await self._live.document.set_in_flight(InFlight(frozenset(self._agents), dict(self._runs)))
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    async def begin(self, living: dict[str, str]) -> None:
+        """A session came back; ``living`` are its agents that hosts still hold, under its claim.
+
+        Agents with accepted prompts come to life in the background. ``waiting`` names those whose model is missing.
+
+        Raises:
+            KimiRayError: the logs cannot be listed; ``session.fenced``.
+        """
+        live = self._live
+        self.living = dict(living)
+        logs = await live.services.store.list_logs(live.id)
+        live.document.reconcile(
+            [entry_of_log(log.stream.agent_id, log.header) for log in logs if log.header is not None]
+        )
+        before = in_flight(live.document.snapshot())
+        self._runs = dict(before.runs)
+        ready: list[str] = []
+        for agent_id in sorted(before.agents):
+            if agent_id not in living:
+                stored = await read_agent(live.services.store, Stream(live.id, agent_id))
+                if stored is None or not stored.is_open:
+                    continue
+            self._agents.add(agent_id)
+            if await self._can_live(agent_id):
+                ready.append(agent_id)
+        self._written = set(self._agents)
+        await self._settle(logs)
+        if self._agents != before.agents:
+            await self._write()
+        if ready:
+            self._reviving = asyncio.create_task(self._revive(ready), name=f"revive agents of {live.id}")
+
+    async def settled(self) -> None:
+        """Wait until the agents that ``begin`` brings to life are there, or cannot be."""
+        if self._reviving is not None:
+            await asyncio.wait([self._reviving])
+
+    def stop(self) -> None:
+        """Bring nobody back any more."""
+        if self._reviving is not None:
+            self._reviving.cancel()
+
+    async def swarm(self, spec: SwarmSpec) -> SwarmSpec:
+        """A swarm that may have begun under another host: what of it goes on in its logs, and the rest is closed.
+
+        Raises:
+            KimiRayError: an orphan could not be closed, a log not be read.
+        """
+        live = self._live
+        await self.settled()
+        logs = await live.services.store.list_logs(live.id)
+        so_far = run_so_far(logs, spec.run_id)
+        places = self.living | {agent_id: agent.host for agent_id, agent in live.agents.items()}
+        going = await going_on(live.services.store, spec, so_far, places)
+        kept = {one.agent_id for one, _ in going.values()}
+        orphans = {name: host for name, host in self.living.items() if name in so_far.agents and name not in kept}
+        within_s = live.services.config.close_timeout_s + 5.0
+        await stop_agents(live.services.cluster, live.id, orphans, live.spec.nonce, within_s)
+        for agent_id in so_far.agents:
+            self.living.pop(agent_id, None)
+        for one, stored in going.values():
+            live.agents.pop(one.agent_id, None)
+            live.tree.exclude(stored.fold, live.price)
+        return continued(spec, so_far, {key: one for key, (one, _) in going.items()})
+
+    async def finish(self) -> None:
+        """The session closes: what was left alive is closed, parents hear the last of their children.
+
+        Raises:
+            KimiRayError: an agent could not be closed, a log not be written.
+        """
+        live = self._live
+        self.stop()
+        await self.settled()
+        orphans = {name: host for name, host in self.living.items() if name not in live.agents}
+        self.living.clear()
+        within_s = live.services.config.close_timeout_s + 5.0
+        await stop_agents(live.services.cluster, live.id, orphans, live.spec.nonce, within_s)
+        if self._runs:
+            await self._settle(await live.services.store.list_logs(live.id))
+
+    async def forget_all(self) -> None:
+        """Nothing is under way any more. The document writes it with its close."""
+        self._agents.clear()
+        self._runs.clear()
+        await self._write()
+
+    async def _can_live(self, agent_id: str) -> bool:
+        try:
+            await self._live.spec_for(agent_id, None)
+        except AgentError as error:
+            self._failed(agent_id, error)
+            return False
+        return True
+
+    async def _revive(self, agent_ids: list[str]) -> None:
+        gate = asyncio.Semaphore(_REVIVED_AT_ONCE)
+
+        async def revive(agent_id: str) -> None:
+            async with gate:
+                try:
+                    await self._live.agent_host(agent_id, None, None)
+                except KimiRayError as error:
+                    self._failed(agent_id, error)
+
+        await asyncio.gather(*(revive(agent_id) for agent_id in agent_ids))
+
+    async def _settle(self, logs: list[ListedLog]) -> None:
+        """Write into parents' logs what a lost host knew of their children and could not say any more."""
+        live = self._live
+        for parent in sorted(set(self._runs.values())):
+            runs = [run_id for run_id, owner in self._runs.items() if owner == parent]
+            try:
+                if parent != MAIN:
+                    await live.agent_host(parent, None, None)
+                log = live.log_of(parent)
+                await log.flush()
+                told_by = Stream(live.id, parent)
+                log.add(await untold(live.services.store, told_by, runs, logs, self.living))
+                await log.flush()
+            except KimiRayError as error:
+                if error.code in _FENCED:
+                    raise
+                self._failed(parent, error)
+
+    def _failed(self, agent_id: str, error: KimiRayError) -> None:
+        if error.code == "agent.model_needed":
+            self.waiting[agent_id] = str(error.details["model"])
+        else:
+            self.failures[agent_id] = error
