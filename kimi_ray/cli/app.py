@@ -20,6 +20,7 @@ from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, 
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
+from kimi_ray.cli.session_lifecycle import archive, delete, restore
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -56,6 +57,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(swarm)
+sessions.command("archive")(archive)
+sessions.command("restore")(restore)
+sessions.command("delete")(delete)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
