@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from kimi_ray.errors import StoreError
 from kimi_ray.store.grouped import Grouped
-from kimi_ray.store.owners import Owner, Owners
+from kimi_ray.store.owners import Owner, Owners, Wanted
 
 _POLL_S = 0.05
 SESSION: Final = "session"
@@ -23,30 +23,35 @@ class Claims:
     A holder is any hashable thing: an open stream, a load, or ``SESSION``.
     """
 
-    def __init__(self, owners: Owners, timeout_s: float) -> None:
+    def __init__(self, owners: Owners, timeout_s: float, roll_back: Callable[[str], Awaitable[None]]) -> None:
         """
         Args:
             owners: The files.
             timeout_s: How long to wait for a living owner.
+            roll_back: Deletes what a dead process left of a session that it was making.
         """
+        self._roll_back = roll_back
         self._owners = owners
         self._timeout = timeout_s
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="store-claims")
-        self._grouped: Grouped[tuple[str, str | None], Owner | StoreError] = Grouped(owners.try_claims, self._executor)
+        self._grouped: Grouped[Wanted, Owner | StoreError] = Grouped(owners.try_claims, self._executor)
         self._holders: dict[str, set[object]] = {}
         self._releasing: dict[str, asyncio.Future[bool]] = {}
 
-    async def claim(self, session_id: str, nonce: str | None, holder: object) -> Owner:
+    async def claim(self, session_id: str, nonce: str | None, holder: object, *, new: str | None = None) -> Owner:
         """Hold a session for ``holder``.
 
         Args:
-            nonce: As in ``Owners.try_claims``.
+            session_id: The session.
+            nonce: As in ``Wanted``.
+            holder: Who needs it.
+            new: As in ``Wanted``.
 
         Raises:
-            StoreError: ``session.in_use`` {host, pid} after the time-out.
+            StoreError: ``session.in_use`` {host, pid} after the time-out; with ``new`` also as ``Owners.try_claims``.
         """
         holders = self._holders.setdefault(session_id, set())
-        new = holder not in holders
+        joined = holder not in holders
         holders.add(holder)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
@@ -59,14 +64,16 @@ class Claims:
                 held = self._owners.held.get(session_id)
                 if held is not None and nonce in (None, held.nonce):
                     return held
-                answer = await self._grouped.submit((session_id, nonce))
+                answer = await self._grouped.submit(Wanted(session_id, nonce, new))
                 if isinstance(answer, Owner):
                     return answer
-                if loop.time() >= deadline:
+                if answer.code != "session.in_use" or loop.time() >= deadline:
                     raise answer
+                if answer.details.get("abandoned"):
+                    await self._roll_back(session_id)
                 await asyncio.sleep(_POLL_S)
         except BaseException:
-            if new:
+            if joined:
                 holders.discard(holder)
                 if not holders:
                     # a claim in progress may still succeed; this runs after it
@@ -104,6 +111,12 @@ class Claims:
             yield owner
         finally:
             await self.let_go(session_id, holder)
+
+    async def give_up(self, session_id: str) -> None:
+        """Give the claim back, whoever has it."""
+        held = self._owners.held.get(session_id)
+        if held is not None:
+            await self.close_session(session_id, held.nonce)
 
     async def _release(self, session_id: str, nonce: str | None) -> None:
         self._holders.pop(session_id, None)

@@ -37,6 +37,11 @@ class Directories:
         self._shared: dict[str, _Shared] = {}
         self._lock = threading.Lock()
 
+    @property
+    def durable(self) -> bool:
+        """Whether syncs are made."""
+        return self._durable
+
     def ensure(self, path: str) -> None:
         """Create ``path`` and what is missing above it, each durable in its parent before this returns.
 

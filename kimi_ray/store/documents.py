@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, io_errors, names_in, read_file, replace_file
+from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, replace_file
 from kimi_ray.store.layout import DOCUMENT_NAME, Layout
 from kimi_ray.store.leftovers import clear_before
 from kimi_ray.store.owners import io_errors_but_missing
@@ -40,6 +40,18 @@ class Documents:
         """
         directory = self._layout.session_dir(session_id)
         return None if directory is None else self._read(directory, session_id)
+
+    def exists(self, session_id: str) -> bool:
+        """Whether a session has a document, readable or not."""
+        directory = self._layout.session_dir(session_id)
+        return directory is not None and exists(self._fs, f"{directory}/{DOCUMENT_NAME}")
+
+    def settle(self, session_id: str) -> None:
+        """Make a document durable that was found; its process may have died before it did."""
+        directory = self._layout.session_dir(session_id)
+        if directory is not None:
+            with io_errors(directory):
+                self._directories.sync(directory)
 
     def _read(self, directory: str, session_id: str) -> Document | None:
         path = f"{directory}/{DOCUMENT_NAME}"
@@ -102,7 +114,19 @@ class Documents:
         stored = 0 if present is None else present.revision
         if stored != revision:
             raise document_conflict(session_id, stored, revision)
-        data = to_json({REVISION: stored + 1, **{key: item for key, item in value.items() if key != REVISION}})
+        self._replace(directory, value, stored + 1)
+        return stored + 1
+
+    def create(self, directory: str, value: dict[str, Any]) -> None:
+        """Write the first document of a session that nobody else sees.
+
+        Raises:
+            StoreError: What a file call gives.
+        """
+        self._replace(directory, value, 1)
+
+    def _replace(self, directory: str, value: dict[str, Any], revision: int) -> None:
+        data = to_json({REVISION: revision, **{key: item for key, item in value.items() if key != REVISION}})
         path = f"{directory}/{DOCUMENT_NAME}"
 
         def replace() -> None:
@@ -115,4 +139,3 @@ class Documents:
                 replace()
             else:
                 self._reserve.spend(len(data), replace)
-        return stored + 1

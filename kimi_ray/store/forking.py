@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
-from kimi_ray.store.batch_rows import EpochRow, encode_epoch_row, events_in, expand_row
+from kimi_ray.store.batch_rows import EpochRow, encode_closed_row, encode_epoch_row, events_in, expand_row
 from kimi_ray.store.framing import encode_rows
 from kimi_ray.store.fs import Fs, pwrite_all
 from kimi_ray.store.log_files import LogSource
@@ -38,6 +39,16 @@ class _Out:
         self.size += len(data)
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What was written. ``batches`` are those of the file, ``end`` the seq after its last event."""
+
+    size: int
+    batches: int
+    epoch: int
+    end: int
+
+
 def fork_log(
     tools: LogTools, source: LogSource, cut: int, target: Stream, header: dict[str, Any], directory: str, nonce: str
 ) -> StreamLog:
@@ -47,16 +58,61 @@ def fork_log(
         StoreError: ``store.gap`` {expected} when the source has fewer events, ``store.exists``, ``store.corrupt``.
         OSError: As the file system gave it.
     """
-    fs = tools.fs
+    copied = _write(tools, source, cut, target, header, directory, nonce, tail=None)
+    log = StreamLog(tools, target, directory, header)
+    log.born = True
+    log.size = log.synced = copied.size
+    log.next_seq = log.durable_seq = copied.end
+    log.batches = copied.batches
+    log.turn_from = 0  # the cut may be anywhere
+    log.reserve(copied.epoch, nonce)
+    return log
+
+
+def copy_log(
+    tools: LogTools,
+    source: LogSource,
+    cut: int,
+    target: Stream,
+    header: dict[str, Any],
+    directory: str,
+    tail: tuple[bytes, ...],
+) -> None:
+    """Create the log ``target`` with the first ``cut`` events of ``source`` and then ``tail`` (canonical lines); its
+    grant is given back in the same write. Blocking.
+
+    Raises:
+        StoreError: As ``fork_log``.
+        OSError: As the file system gave it.
+    """
+    _write(tools, source, cut, target, header, directory, new_ulid(), tail=tail)
+
+
+def _write(
+    tools: LogTools,
+    source: LogSource,
+    cut: int,
+    target: Stream,
+    header: dict[str, Any],
+    directory: str,
+    nonce: str,
+    *,
+    tail: tuple[bytes, ...] | None,
+) -> _Copied:
+    fs, framing = tools.fs, tools.framing
     tools.directories.ensure(directory)
-    path = f"{directory}/{tools.framing.log_name}"
+    path = f"{directory}/{framing.log_name}"
     temporary = f"{path}.tmp-{new_ulid()}"
     fd = fs.open(temporary, os.O_RDWR | os.O_CREAT)
     try:
         out = _Out(fs, fd)
         batches, epoch = _copy(tools, source, out, cut, to_json(header) + b"\n")
-        row = EpochRow(epoch + 1, cut, nonce, tools.boot, tools.mode)
-        out.put(encode_rows(tools.framing, batches, cut, [encode_epoch_row(row)]).data)
+        end = cut + len(tail or ())
+        rows = [encode_epoch_row(EpochRow(epoch + 1, cut, nonce, tools.boot, tools.mode))]
+        rows.extend(line + b"\n" for line in tail or ())
+        out.put(encode_rows(framing, batches, cut, rows).data)
+        if tail is not None:
+            out.put(encode_rows(framing, batches + 1, end, [encode_closed_row(epoch + 1, end)]).data)
         if tools.durable:
             fs.fsync(fd)
         fs.link(temporary, path)
@@ -67,14 +123,7 @@ def fork_log(
         with contextlib.suppress(OSError):
             fs.unlink(temporary)
     tools.directories.sync(directory)
-    log = StreamLog(tools, target, directory, header)
-    log.born = True
-    log.size = log.synced = out.size
-    log.next_seq = log.durable_seq = cut
-    log.batches = batches + 1
-    log.turn_from = 0  # the cut may be anywhere
-    log.reserve(row.epoch, nonce)
-    return log
+    return _Copied(out.size, batches + (1 if tail is None else 2), epoch + 1, end)
 
 
 def _copy(tools: LogTools, source: LogSource, out: _Out, cut: int, header_line: bytes) -> tuple[int, int]:

@@ -25,9 +25,11 @@ from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.jsonl_reader import JsonlReader, boot_id
-from kimi_ray.store.layout import Layout
+from kimi_ray.store.layout import NO_WORKSPACE, Layout
 from kimi_ray.store.leftovers import sweep_abandoned
+from kimi_ray.store.log_files import LogSource
 from kimi_ray.store.owners import Owners
+from kimi_ray.store.publications import Publications, Publishing
 from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
 from kimi_ray.store.refusals import already_exists, turn_open
 from kimi_ray.store.removal import finish_removals, remove_session
@@ -50,17 +52,19 @@ from kimi_ray.store.seam import (
     VerifyReport,
     WriterGrant,
 )
+from kimi_ray.store.session_files import SessionFiles
 from kimi_ray.store.sessions_held import SessionsHeld, target_of
 from kimi_ray.store.stream_log import LogTools, StreamLog
 from kimi_ray.store.stream_table import StreamTable
 from kimi_ray.store.survey import closer_rows
 from kimi_ray.store.sweep import sweep_blobs
+from kimi_ray.store.unpublished import Unpublished
 
 R = TypeVar("R")
 _IO_THREADS = 16
 
 
-class JsonlStore:
+class JsonlStore(Publishing):
     """A store process's access to one home. Build it with ``open``; it lives on the event loop it was opened on."""
 
     def __init__(
@@ -80,8 +84,14 @@ class JsonlStore:
         self._tools = LogTools(
             fs, self._directories, Descriptors(fs), reservations, options.durability, boot, framing, reserve
         )
-        self._owners = Owners(fs, self._layout, self._directories, durable=durable, boot=boot)
-        self._claims = Claims(self._owners, options.claim_timeout_s)
+        self._documents = Documents(fs, self._layout, self._directories, durable=durable, reserve=reserve)
+        unpublished = Unpublished(self._layout, self._directories, self._documents.exists)
+        maker = SessionFiles(self._tools, self._layout, self._documents, self._run, self._source_of)
+        self._owners = Owners(
+            fs, self._layout, self._directories, unpublished, maker.check_new, durable=durable, boot=boot
+        )
+        self._publications = Publications(unpublished, self._owners, maker, home, self._run, self._forget_streams)
+        self._claims = Claims(self._owners, options.claim_timeout_s, self._publications.roll_back)
         self._sessions = SessionsHeld(self._claims, self._owners)
         self._streams = StreamTable(
             self._claims,
@@ -92,9 +102,8 @@ class JsonlStore:
         )
         interval_ms = float(options.extra.get("sync_interval_ms", 1000))
         self._commits = Committer(strategy=strategy, sync_interval_s=interval_ms / 1000)
-        self._documents = Documents(fs, self._layout, self._directories, durable=durable, reserve=reserve)
         self._blobs = Blobs(fs, self._layout, self._directories, durable=durable, reserve=reserve)
-        self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot, identity)
+        self._reader = JsonlReader(fs, self._layout, self._documents, self._blobs, boot, identity, unpublished)
         self._closed = False
 
     @classmethod
@@ -118,7 +127,9 @@ class JsonlStore:
             return path, identity
 
         path, identity = await asyncio.to_thread(prepare)
-        return cls(files, path, identity, options, strategy)
+        store = cls(files, path, identity, options, strategy)
+        await store._publications.recover()
+        return store
 
     @property
     def identity(self) -> StoreIdentity:
@@ -148,22 +159,28 @@ class JsonlStore:
             else:
                 self._layout.place(session_id, workspace_id)
 
-        def read(new: bool) -> Document | None:
-            if new:
+        def read(first: bool) -> Document | None:
+            if first:
                 self._documents.clear_leftovers(session_id, self._owners.writer)
             return self._documents.read(session_id)
 
-        await self._run(place)
-        return await self._sessions.open(session_id, nonce, lambda new: self._run(read, new))
+        self._check_open()
+        new = await self._make_way(session_id, nonce, workspace_id or NO_WORKSPACE, create=create)
+        if not create:
+            await self._run(place)
+        return await self._sessions.open(session_id, nonce, lambda first: self._run(read, first), new=new)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""
         self._check_open()
         held = self._owners.held.get(session_id)
-        if held is not None and held.nonce == nonce:
-            self._streams.drop_session(session_id, removed=False)
-            await self._claims.close_session(session_id, nonce)
-            self._layout.forget(session_id)
+        if held is None or held.nonce != nonce:
+            return
+        if await self._came_to_nothing(session_id):
+            return
+        self._streams.drop_session(session_id, removed=False)
+        await self._claims.close_session(session_id, nonce)
+        self._layout.forget(session_id)
 
     async def write_document(
         self, session_id: str, value: dict[str, Any], *, grant: int, nonce: str, revision: int
@@ -171,20 +188,30 @@ class JsonlStore:
         """See ``Store.write_document``."""
         await self._run(check_not_removed, self._layout, session_id)
 
-        def write() -> int:
-            return self._documents.write(session_id, value, revision=revision)
+        async def write() -> int:
+            written = await self._run(lambda: self._documents.write(session_id, value, revision=revision))
+            await self._publications.shown(session_id)
+            return written
 
-        return await self._sessions.write_document(session_id, grant, nonce, lambda: self._run(write))
+        return await self._sessions.write_document(session_id, grant, nonce, write)
 
     async def remove(self, session_id: str) -> None:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""
+        if await self._came_to_nothing(session_id):
+            return
         async with self._claims.holding(session_id):
-            self._streams.drop_session(session_id, removed=True)
+            self._forget_streams(session_id)
             await self._run(remove_session, self._layout, self._directories, self._tools.reservations, session_id)
-            self._streams.drop_session(session_id, removed=True)  # an append in flight may have loaded one again
+            self._forget_streams(session_id)  # an append in flight may have loaded one again
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)
+
+    def _forget_streams(self, session_id: str) -> None:
+        self._streams.drop_session(session_id, removed=True)
+
+    def _source_of(self, stream: Stream) -> Callable[[], LogSource]:
+        return self._reader.opener(stream, self._streams.get(stream))
 
     # -- writing logs ------------------------------------------------------------------------------------------------
 
@@ -379,7 +406,7 @@ class JsonlStore:
 
     async def sweep_blobs(self, *, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
         """See ``Store.sweep_blobs``."""
-        return await sweep_blobs(self, self._blobs, self._run, grace_s=grace_s, dry_run=dry_run)
+        return await sweep_blobs(self._reader, self._blobs, self._run, grace_s=grace_s, dry_run=dry_run)
 
     async def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""
@@ -387,7 +414,7 @@ class JsonlStore:
 
     async def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
-        return await self._run(self._documents.list)
+        return await self._run(self._reader.list_documents)
 
     async def has_blob(self, digest: str) -> bool:
         """See ``Store.has_blob``."""

@@ -32,6 +32,7 @@ from kimi_ray.store.seam import (
 from kimi_ray.store.stream_log import StreamLog
 from kimi_ray.store.survey import KnownLog, Survey, survey, survey_known
 from kimi_ray.store.surviving import surviving_page
+from kimi_ray.store.unpublished import Unpublished, unpublished_in
 from kimi_ray.store.verify import verify_log
 
 R = TypeVar("R")
@@ -52,9 +53,17 @@ class JsonlReader:
     """Blocking reads of one home. Where the process also writes, the ``StreamLog`` says how far its log is written."""
 
     def __init__(
-        self, fs: Fs, layout: Layout, documents: Documents, blobs: Blobs, boot: str, identity: StoreIdentity
+        self,
+        fs: Fs,
+        layout: Layout,
+        documents: Documents,
+        blobs: Blobs,
+        boot: str,
+        identity: StoreIdentity,
+        unpublished: Unpublished,
     ) -> None:
         self._fs = fs
+        self._unpublished = unpublished
         self._framing: Framing = framing_of(identity.compression)
         self._home_id = identity.home_id
         self._judged: dict[str, tuple[str, Judged]] = {}
@@ -64,6 +73,13 @@ class JsonlReader:
         self._boot = boot
 
     def _directory(self, stream: Stream) -> str:
+        directory = self._where(stream)
+        if self._unpublished.hides(stream.session_id):
+            raise not_found(stream)
+        return directory
+
+    def _where(self, stream: Stream) -> str:
+        """The directory of a log, published or not."""
         check_not_removed(self._layout, stream.session_id)
         directory = self._layout.agent_dir(stream)
         if directory is None:
@@ -79,7 +95,7 @@ class JsonlReader:
                 with self._open(stream, known.size) as source:
                     return survey_known(self._framing, source, known)
             size = _written(log)[0]
-            return self._steady(
+            return self.steady(
                 stream, lambda: survey(self._fs, directory, self._framing, stream, self._boot, size=size)
             )
 
@@ -100,18 +116,18 @@ class JsonlReader:
                 )
 
         with io_errors(directory):
-            found = page() if size is not None else self._steady(stream, page)
+            found = page() if size is not None else self.steady(stream, page)
         if found is None:
             raise not_found(stream)
         return found
 
     def _open(self, stream: Stream, size: int | None = None, *, repaired: bool = True) -> LogSource:
         try:
-            return open_log(self._fs, self._directory(stream), self._framing, size=size, repaired=repaired)
+            return open_log(self._fs, self._where(stream), self._framing, size=size, repaired=repaired)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found(stream) from None
 
-    def _steady(self, stream: Stream, read: Callable[[], R]) -> R:
+    def steady(self, stream: Stream, read: Callable[[], R]) -> R:
         """Read beside a writer: what looks damaged while it takes back half a write, or repairs, is looked at again."""
         for _ in range(_TRIES - 1):
             before = self.revision(stream)
@@ -136,7 +152,12 @@ class JsonlReader:
 
     def opener(self, stream: Stream, log: StreamLog | None) -> Callable[[], LogSource]:
         """What opens the log for reading, as far as it is written."""
-        return lambda: self._open(stream, _written(log)[0])
+
+        def opened() -> LogSource:
+            self._directory(stream)
+            return self._open(stream, _written(log)[0])
+
+        return opened
 
     def verify(self, stream: Stream, log: StreamLog | None = None) -> VerifyReport:
         """See ``verify.verify_log``."""
@@ -147,10 +168,20 @@ class JsonlReader:
     def list_logs(self, session_id: str | None) -> list[ListedLog]:
         """See ``Store.list_logs``."""
         if session_id is None:
-            sessions = self._layout.all_sessions()
-        else:
-            directory = self._layout.session_dir(session_id)
-            sessions = [] if directory is None else [(directory.rsplit("/", 2)[-2], session_id)]
+            before = self._unpublished.look()
+            found = self.all_logs()
+            hidden = self._unpublished.hidden_since(before)
+            return [row for row in found if row.stream.session_id not in hidden] if hidden else found
+        directory = self._layout.session_dir(session_id)
+        if directory is None or self._unpublished.hides(session_id):
+            return []
+        return self._logs_of([(directory.rsplit("/", 2)[-2], session_id)])
+
+    def all_logs(self) -> list[ListedLog]:
+        """Headers of all logs, those of unpublished sessions too."""
+        return self._logs_of(self._layout.all_sessions())
+
+    def _logs_of(self, sessions: list[tuple[str, str]]) -> list[ListedLog]:
         found: list[ListedLog] = []
         for workspace, session in sessions:
             agents = f"{self._layout.sessions}/{workspace}/{session}/agents"
@@ -202,7 +233,12 @@ class JsonlReader:
 
     def read_surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
         """See ``Store.read_surviving``."""
-        with io_errors(self._directory(stream)):
+        self._directory(stream)
+        return self.surviving(stream, cursor, limit)
+
+    def surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
+        """As ``read_surviving``, of an unpublished session too."""
+        with io_errors(self._layout.home):
             try:
                 source = self._open(stream)
             except StoreError as error:  # a repair beside it that is damaged: its rows are in the log all the same
@@ -218,7 +254,9 @@ class JsonlReader:
     def locate(self, stream: Stream) -> str | None:
         """See ``Store.locate``."""
         directory = self._layout.agent_dir(stream)
-        return None if directory is None else f"{directory}/{self._framing.log_name}"
+        if directory is None or self._unpublished.hides(stream.session_id):
+            return None
+        return f"{directory}/{self._framing.log_name}"
 
     def read_raw(self, stream: Stream) -> bytes:
         """See ``Store.read_raw``."""
@@ -228,11 +266,15 @@ class JsonlReader:
     def read_document(self, session_id: str) -> Document | None:
         """See ``Store.read_document``."""
         check_not_removed(self._layout, session_id)
-        return self._documents.read(session_id)
+        found = self._documents.read(session_id)
+        return None if found is None or self._unpublished.hides(session_id) else found
 
     def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
-        return self._documents.list()
+        before = self._unpublished.look()
+        found = self._documents.list()
+        hidden = self._unpublished.hidden_since(before)
+        return [document for document in found if document.session_id not in hidden] if hidden else found
 
     def read_blob(self, digest: str) -> bytes:
         """See ``Store.read_blob``."""
@@ -263,4 +305,6 @@ def jsonl_reader(fs: Fs, home: str, identity: StoreIdentity) -> JsonlReader:
     layout = Layout(fs, home)
     directories = Directories(fs, home, durable=False)
     documents = Documents(fs, layout, directories, durable=False)
-    return JsonlReader(fs, layout, documents, Blobs(fs, layout, directories, durable=False), boot_id(), identity)
+    blobs = Blobs(fs, layout, directories, durable=False)
+    unpublished = unpublished_in(layout, documents.exists)
+    return JsonlReader(fs, layout, documents, blobs, boot_id(), identity, unpublished)

@@ -13,19 +13,21 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic_core import from_json, to_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, io_errors, names_in, pwrite_all, read_file, replace_file
+from kimi_ray.store.fs import Fs, exists, io_error, io_errors, names_in, pwrite_all, read_file, replace_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.log_files import clear_leftovers
+from kimi_ray.store.refusals import is_being_made
+from kimi_ray.store.unpublished import Marker, Unpublished
 
 _CLAIM_LOCK_TIMEOUT_S = 30.0
 _CLAIM_THREADS = 16
@@ -40,6 +42,19 @@ class Owner:
     nonce: str
 
 
+class Wanted(NamedTuple):
+    """A claim that is asked for.
+
+    ``nonce``: the same keeps its grant, another one gets the next; None leaves grant and nonce as they are (an append
+    after a restart, a load). ``new`` is the workspace id of a session that must not be there, and is marked as
+    unpublished.
+    """
+
+    session_id: str
+    nonce: str | None
+    new: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Orphan:
     """A writer lock whose process is dead and which no session names: ``doctor`` shows and removes it."""
@@ -52,8 +67,30 @@ class Orphan:
 class Owners:
     """The claims of one store process. Thread-safe and blocking; it writes nothing before the first claim."""
 
-    def __init__(self, fs: Fs, layout: Layout, directories: Directories, *, durable: bool, boot: str) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        layout: Layout,
+        directories: Directories,
+        unpublished: Unpublished,
+        check_new: Callable[[str, str], None],
+        *,
+        durable: bool,
+        boot: str,
+    ) -> None:
+        """
+        Args:
+            fs: The files.
+            layout: The home.
+            directories: Makes the directories of claims.
+            unpublished: The markers of sessions that are being made.
+            check_new: Refuses a session id, for a workspace id, that is taken (blocking; ``StoreError``).
+            durable: Whether claims are synced.
+            boot: Of the machine, for messages.
+        """
         self._fs = fs
+        self._unpublished = unpublished
+        self._check_new = check_new
         self._layout = layout
         self._directories = directories
         self._durable = durable
@@ -65,21 +102,85 @@ class Owners:
         self.writer = new_ulid()
         self.held: dict[str, Owner] = {}
 
-    def try_claims(self, wanted: list[tuple[str, str | None]]) -> list[Owner | StoreError]:
+    def try_claims(self, wanted: list[Wanted]) -> list[Owner | StoreError]:
         """Claim sessions under one ``claim.lock``, without waiting for a living owner.
 
-        Args:
-            wanted: Session ids with a nonce: the same nonce keeps its grant, another one gets the next. None leaves
-                grant and nonce as they are (an append after a restart, a load).
-
         Returns:
-            Per session the claim, or ``session.in_use`` {host, pid}.
+            Per session the claim, or ``session.in_use`` {host, pid}; for a new one ``store.exists`` and what
+            ``check_new`` raises.
         """
         with self._claim_lock(), io_errors(self._layout.owners):
-            busy = [self._busy(session_id) for session_id, _ in wanted]
-            free = [want for want, error in zip(wanted, busy, strict=True) if error is None]
-            owners = iter(self._take(free))
-            return [next(owners) if error is None else error for error in busy]
+            groups = self._unpublished.groups()
+            refused = [self._refusal(want.session_id, groups) for want in wanted]
+            marked = self._mark_new(wanted, refused)
+            try:
+                owners = iter(self._take([want for want, no in zip(wanted, refused, strict=True) if no is None]))
+            except BaseException:
+                for session_id in marked:
+                    self._unpublished.mine.pop(session_id, None)
+                    self._unpublished.drop_new(session_id)
+                raise
+            return [next(owners) if error is None else error for error in refused]
+
+    def _mark_new(self, wanted: list[Wanted], refused: list[StoreError | None]) -> list[str]:
+        new: dict[str, str] = {}
+        places: list[int] = []
+        taken = {name.lower(): name for name in self._unpublished.new_names()} if any(w.new for w in wanted) else {}
+        for index, want in enumerate(wanted):
+            if refused[index] is not None or want.new is None:
+                continue
+            try:
+                self._check_new(want.session_id, want.new)
+                other = taken.get(want.session_id.lower())
+                if other is not None:
+                    raise is_being_made(want.session_id, other)
+                taken[want.session_id.lower()] = want.session_id
+            except StoreError as error:
+                refused[index] = error
+                continue
+            new[want.session_id] = want.new
+            self._unpublished.mine[want.session_id] = want.nonce or ""
+            places.append(index)
+        if not new:
+            return []
+        try:
+            self._unpublished.add_new(new, self.writer)
+        except OSError as error:
+            for index in places:
+                self._unpublished.mine.pop(wanted[index].session_id, None)
+                refused[index] = io_error(error, self._layout.owners)
+            return []
+        return list(new)
+
+    @contextlib.contextmanager
+    def deciding(self) -> Generator[None]:
+        """Nobody else claims a session, or reserves the id of one, during the block (blocking)."""
+        with self._claim_lock():
+            yield
+
+    def refusal(self, session_id: str, groups: list[Marker]) -> StoreError | None:
+        """Why a session id cannot be reserved; call it while ``deciding``. ``groups`` are those of ``unpublished``."""
+        if session_id in self.held:
+            return self._in_use(session_id, self.writer)
+        return self._refusal(session_id, groups)
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Remove the owner files of sessions that came to nothing, where no living process has them; durable."""
+        gone = [name for name in session_ids if exists(self._fs, self._layout.owner_file(name))]
+        if not gone:
+            return
+        with self._claim_lock(), io_errors(self._layout.owners):
+            for session_id in gone:
+                owner = self.read(session_id)
+                held = session_id in self.held
+                if not held and (owner is None or owner.writer == self.writer or not self.lives(owner.writer)):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.unlink(self._layout.owner_file(session_id))
+            self._directories.sync(self._layout.owners)
+
+    def lives(self, writer: str) -> bool:
+        """Whether a store process is alive."""
+        return bool(writer) and is_held(self._fs, f"{self._layout.writers}/{writer}.lock")
 
     def release(self, session_id: str, nonce: str | None) -> bool:
         """Give a claim back. With a nonce the owner file goes; without, only its writer is blanked.
@@ -166,19 +267,23 @@ class Owners:
                 raise
             self._lock_fd = fd
 
-    def _busy(self, session_id: str) -> StoreError | None:
+    def _refusal(self, session_id: str, groups: list[Marker]) -> StoreError | None:
         if session_id in self.held:
             return None
         owner = self.read(session_id)
-        if owner is None or owner.writer in ("", self.writer):
+        if owner is not None and owner.writer not in ("", self.writer) and self.lives(owner.writer):
+            return self._in_use(session_id, owner.writer)
+        marker = self._unpublished.maker_of(session_id, groups)
+        if marker is None or (not marker.grouped and marker.writer == self.writer):
             return None
-        held = is_held(self._fs, f"{self._layout.writers}/{owner.writer}.lock")
-        return self._in_use(session_id, owner) if held else None
+        if marker.writer == self.writer or self.lives(marker.writer):
+            return self._in_use(session_id, marker.writer)
+        return self._in_use(session_id, marker.writer).with_details(abandoned=True)
 
-    def _take(self, wanted: list[tuple[str, str | None]]) -> list[Owner]:
+    def _take(self, wanted: list[Wanted]) -> list[Owner]:
         answers: list[Owner] = []
         changed: dict[str, Owner] = {}
-        for session_id, nonce in wanted:
+        for session_id, nonce, _ in wanted:
             found = self.held.get(session_id) or self.read(session_id)
             if found is None:
                 owner = Owner(self.writer, 1 if nonce else 0, nonce or "")
@@ -196,7 +301,7 @@ class Owners:
                 else:
                     list(self._pool.map(self._store, changed, changed.values()))
                 self._directories.sync(self._layout.owners)
-        for (session_id, _), owner in zip(wanted, answers, strict=True):
+        for (session_id, _, _), owner in zip(wanted, answers, strict=True):
             self.held[session_id] = owner
         return answers
 
@@ -209,8 +314,8 @@ class Owners:
         """The owner file of a session, or None."""
         return read_owner(self._fs, self._layout.owner_file(session_id))
 
-    def _in_use(self, session_id: str, owner: Owner) -> StoreError:
-        facts = _facts(self._fs, f"{self._layout.writers}/{owner.writer}.lock")
+    def _in_use(self, session_id: str, writer: str) -> StoreError:
+        facts = _facts(self._fs, f"{self._layout.writers}/{writer}.lock")
         host, pid = facts.get("host"), facts.get("pid")
         return StoreError(
             f"session {session_id} is in use by process {pid} on {host}",

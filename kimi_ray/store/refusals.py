@@ -77,3 +77,41 @@ def source_too_short(source: object, next_seq: int, cut: int) -> StoreError:
         hint="flush the source first, or fork at an earlier event",
         details={"expected": next_seq, "cut": cut},
     )
+
+
+def session_exists(session_id: str) -> StoreError:
+    """``store.exists``: a new session was asked for under the id of another."""
+    return StoreError(
+        f"session {session_id} exists already",
+        code="store.exists",
+        hint="choose another id, or resume the session",
+        details={"session_id": session_id},
+    )
+
+
+def is_being_made(session_id: str, other: str) -> StoreError:
+    """``session.in_use`` or ``store.invalid_id``: a session of this name, or almost this name, is being made."""
+    if other != session_id:
+        return StoreError(
+            f"session id {session_id!r} differs only in case from {other!r}",
+            code="store.invalid_id",
+            hint="some file systems would mix the two up; choose another id",
+            details={"id": session_id, "existing": other},
+        )
+    return StoreError(
+        f"session {session_id} is being made by somebody else",
+        code="session.in_use",
+        hint="choose another id, or wait until it is made",
+        details={"session_id": session_id},
+        retryable=True,
+    )
+
+
+def no_publication(group: str) -> StoreError:
+    """``store.not_found``: a publication was discarded, or never begun."""
+    return StoreError(
+        f"there is no publication {group}",
+        code="store.not_found",
+        hint="its store process ended meanwhile, or it was discarded: begin again",
+        details={"group": group},
+    )

@@ -29,7 +29,7 @@ def remove_session(layout: Layout, directories: Directories, reservations: Reser
         if directory is not None:
             remove_tree(layout.fs, directory)
             directories.forget(directory)
-        reservations.drop_session(session_id)
+        reservations.drop_sessions({session_id})
     layout.forget(session_id, removed=True)
 
 

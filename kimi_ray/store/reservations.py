@@ -78,10 +78,10 @@ class Reservations:
         with contextlib.suppress(OSError):
             self._fs.unlink(self._path(stream))
 
-    def drop_session(self, session_id: str) -> None:
-        """Forget all grants of a session."""
+    def drop_sessions(self, session_ids: set[str]) -> None:
+        """Forget all grants of these sessions."""
         for name in names_in(self._fs, self._directory):
-            if name.startswith(f"{session_id}."):
+            if name.partition(".")[0] in session_ids:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(f"{self._directory}/{name}")
 

@@ -27,7 +27,12 @@ class SessionsHeld:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     async def open(
-        self, session_id: str, nonce: str, read: Callable[[bool], Awaitable[Document | None]]
+        self,
+        session_id: str,
+        nonce: str,
+        read: Callable[[bool], Awaitable[Document | None]],
+        *,
+        new: str | None = None,
     ) -> SessionGrant:
         """Claim a session that has its place already.
 
@@ -35,14 +40,15 @@ class SessionsHeld:
             session_id: The session.
             nonce: Names the holder to be.
             read: Gives the document; it is told whether this process did not hold the session before.
+            new: The workspace id of a session that must not be there.
 
         Raises:
-            StoreError: ``session.in_use``, and what ``read`` raises.
+            StoreError: ``session.in_use``, with ``new`` also ``store.exists``, and what ``read`` raises.
         """
-        async with self._lock(session_id):
-            new = session_id not in self._owners.held
-            owner = await self._claims.claim(session_id, nonce, SESSION)
-            document = await read(new)
+        async with self.alone(session_id):
+            first = session_id not in self._owners.held
+            owner = await self._claims.claim(session_id, nonce, SESSION, new=new)
+            document = await read(first)
         return SessionGrant(owner.grant, 0 if document is None else document.revision)
 
     async def write_document(self, session_id: str, grant: int, nonce: str, write: Callable[[], Awaitable[int]]) -> int:
@@ -51,7 +57,7 @@ class SessionsHeld:
         Raises:
             StoreError: ``store.fenced``, ``session.in_use``, and what ``write`` raises.
         """
-        async with self._lock(session_id):
+        async with self.alone(session_id):
             opened = self._claims.holds(session_id, SESSION)
             owner = await self._claims.claim(session_id, None, SESSION)
             if (owner.grant, owner.nonce) != (grant, nonce):
@@ -74,7 +80,8 @@ class SessionsHeld:
                 raise claim_superseded(session_id)
 
     @contextlib.asynccontextmanager
-    async def _lock(self, session_id: str) -> AsyncGenerator[None]:
+    async def alone(self, session_id: str) -> AsyncGenerator[None]:
+        """Nobody else in this process opens the session or writes its document during the block."""
         lock, users = self._locks.get(session_id, (asyncio.Lock(), 0))
         self._locks[session_id] = (lock, users + 1)
         try:

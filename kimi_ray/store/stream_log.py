@@ -253,6 +253,8 @@ class StreamLog:
     def _failed(self, error: OSError) -> StoreError:
         """The error of a file call; a file that is gone because its session was removed meanwhile says so."""
         if isinstance(error, FileNotFoundError):
+            if self.removed:
+                return deleted(self.stream.session_id)
             home = self.directory.rsplit("/", 5)[0]
             with contextlib.suppress(OSError):
                 if exists(self.tools.fs, f"{home}/tombstones/{self.stream.session_id}"):
@@ -427,6 +429,9 @@ class StreamLog:
             finally:
                 tools.fs.close(fd)
         except OSError as error:
+            gone = self._failed(error)
+            if gone.code == "store.deleted":
+                raise gone from error
             self.poisoned = StoreError(
                 f"{self.path} could not be synced, nor written again: {error.strerror}",
                 code="store.poisoned",

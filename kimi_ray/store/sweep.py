@@ -18,12 +18,12 @@ import re
 import stat
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.store.blobs import Blobs
 from kimi_ray.store.fs import Fs, io_error, names_in
-from kimi_ray.store.seam import Store, Stream, SweepReport
+from kimi_ray.store.seam import ListedLog, Stream, SurvivingPage, SweepReport
 from kimi_ray.store.zstd_frames import MAGIC, Codec, measure
 
 MIN_GRACE_S = 12 * 3600.0
@@ -42,18 +42,30 @@ Run = Callable[..., Awaitable[Any]]
 """Runs blocking work in a thread of the store."""
 
 
-async def sweep_blobs(store: Store, blobs: Blobs, run: Run, *, grace_s: float, dry_run: bool) -> SweepReport:
+class Everything(Protocol):
+    """What a sweep reads (blocking), of unpublished sessions too."""
+
+    def all_logs(self) -> list[ListedLog]:
+        """Headers of all logs."""
+        ...
+
+    def surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
+        """See ``Store.read_surviving``."""
+        ...
+
+
+async def sweep_blobs(reader: Everything, blobs: Blobs, run: Run, *, grace_s: float, dry_run: bool) -> SweepReport:
     """See ``Store.sweep_blobs``."""
     began = time.time()
     marks = _Marks()
     # A log that is copied while its source is removed is in no single listing: look until nothing new is there.
     for _ in range(_ROUNDS):
-        fresh = [row.stream for row in await store.list_logs() if row.stream not in marks.streams]
+        fresh = [row.stream for row in await run(reader.all_logs) if row.stream not in marks.streams]
         if not fresh and marks.streams:
             break
         await run(mark_files, blobs.fs, blobs.home, marks.named, marks.blocked)
         for stream in fresh:
-            await _mark(store, stream, marks)
+            await _mark(reader, run, stream, marks)
     if marks.damage:
         # A damaged row of a database is in no page of events. The file holds what was removed too: only then.
         await run(mark_files, blobs.fs, blobs.home, marks.named, marks.blocked, _DATABASES)
@@ -81,12 +93,12 @@ class _Marks:
         self.damage: list[dict[str, object]] = []
 
 
-async def _mark(store: Store, stream: Stream, marks: _Marks) -> None:
+async def _mark(reader: Everything, run: Run, stream: Stream, marks: _Marks) -> None:
     marks.streams.add(stream)
     cursor: int | None = 0
     try:
         while cursor is not None:
-            page = await store.read_surviving(stream, cursor, _PAGE_EVENTS)
+            page: SurvivingPage = await run(reader.surviving, stream, cursor, _PAGE_EVENTS)
             marks.damage.extend(page.damage)
             for _, line in page.events:
                 marks.named.update(digests_in(line))

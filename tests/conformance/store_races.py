@@ -230,7 +230,7 @@ class StoreRaces:
         flying = [asyncio.create_task(store.append([notes(2, 2 + n)], sync=n % 2 == 0)) for n in range(1, 9)]
         await store.remove("s1")
         for (answer,) in await asyncio.gather(*flying):
-            assert answer.error is None or answer.error["code"] == "store.deleted"
+            assert answer.error is None or answer.error["code"] == "store.deleted", answer.error
         for _ in range(2):
             assert (await codes_of(store, late=notes(2, 4), again=notes(0, 2))) == dict.fromkeys(
                 ("late", "again"), "store.deleted"

@@ -26,7 +26,7 @@ from kimi_ray.store.sqlite.catalogue import (
     write_head,
 )
 from kimi_ray.store.sqlite.failures import corrupt_row
-from kimi_ray.store.sqlite.granting import Granter, forget_unborn, read_grants, write_grant
+from kimi_ray.store.sqlite.granting import Granter, forget_unborn, read_grant, read_grants, write_grant
 from kimi_ray.store.sqlite.leftovers import ROWS_AT_ONCE, delete_some, mark_deleted
 from kimi_ray.store.sqlite.paging import lines_of, rows_from
 from kimi_ray.store.sqlite.schema import Head, StoredGrant, moved_crc, row_crc, row_id
@@ -62,8 +62,11 @@ async def fork_log(
     granter: Granter,
     writer: str,
     read: Read,
+    tail: tuple[bytes, ...] | None = None,
 ) -> Head:
     """Copy the first ``cut`` events of a log into a new one, granted to ``nonce``; its claim is held by the caller.
+
+    With ``tail`` these events (canonical lines) follow, and the grant is given back at once.
 
     Raises:
         StoreError: ``store.gap`` {expected}, ``store.exists``, ``store.not_found``, ``store.corrupt``.
@@ -92,7 +95,7 @@ async def fork_log(
                 await asyncio.wait([pending])
         if pending is not None:
             pending.result()
-        return await run(lambda connection: _publish(connection, granter, copied, made, nonce))
+        return await run(lambda connection: _publish(connection, granter, copied, made, nonce, tail))
     except BaseException:
         with contextlib.suppress(StoreError):  # what is left now goes at the next start
             await _give_up(target, made)
@@ -159,8 +162,7 @@ def _next_rows(source: Shard, stream: Stream, copied: Copied, seq: int, target: 
         for rowid, at, events, data, crc in rows_from(connection, file, found.id, seq, head.next_seq):
             if at + events > copied.cut:
                 for offset, line in enumerate(lines_of(data, events, file, rowid, at)[: copied.cut - at]):
-                    row = line + b"\n"
-                    rows.append((row_id(target, at + offset), 1, row_crc(target, at + offset, 1, row), row))
+                    rows.append(_row(target, at + offset, line))
                 return rows, copied.cut
             rows.append((first + at, events, crc ^ moved, data))
             size += len(data)
@@ -175,7 +177,9 @@ def _insert(connection: Connection, rows: list[Row]) -> None:
     connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", rows)
 
 
-def _publish(connection: Connection, granter: Granter, copied: Copied, number: int, nonce: str) -> Head:
+def _publish(
+    connection: Connection, granter: Granter, copied: Copied, number: int, nonce: str, tail: tuple[bytes, ...] | None
+) -> Head:
     head = read_head(connection, granter.file, number)
     if head is None:
         raise corrupt_row(granter.file, number, -1, "the copy is gone", table="heads")
@@ -185,7 +189,21 @@ def _publish(connection: Connection, granter: Granter, copied: Copied, number: i
         write_grant(connection, replace(grant, stream=number, closed_seq=min(grant.closed_seq, copied.cut)))
     epoch = max((grant.epoch for grant in copied.grants), default=0)
     head = replace(head, next_seq=copied.cut, epoch=epoch, published=True, copied_by="")
-    return granter.next_epoch(connection, head, nonce)
+    head = granter.next_epoch(connection, head, nonce)
+    if tail is None:
+        return head
+    seqs = range(copied.cut, copied.cut + len(tail))
+    _insert(connection, [_row(number, seq, line) for seq, line in zip(seqs, tail, strict=True)])
+    head = replace(head, next_seq=seqs.stop, closed=True)
+    granted = read_grant(connection, granter.file, number, head.epoch)
+    write_grant(connection, replace(granted, closed_seq=seqs.stop))
+    write_head(connection, head)
+    return head
+
+
+def _row(stream: int, seq: int, line: bytes) -> Row:
+    data = line + b"\n"
+    return row_id(stream, seq), 1, row_crc(stream, seq, 1, data), data
 
 
 async def _give_up(target: Shard, number: int) -> None:

@@ -52,6 +52,30 @@ def mark_removed(connection: Connection, file: str, session_id: str, workspace_i
     return [number for (number,) in marked.fetchall()]
 
 
+def mark_unmade(connection: Connection, file: str, session_id: str) -> list[int]:
+    """Forget a session that never was, and leave no tombstone; one that was removed stays removed. May be repeated.
+
+    Returns:
+        The numbers of its logs, whose rows are still to be deleted.
+
+    Raises:
+        StoreError: ``store.corrupt``.
+    """
+    try:
+        found = find_session(connection, file, session_id)
+    except StoreError as error:
+        if error.code not in ("store.corrupt", "store.invalid_id"):
+            raise
+        found = None
+    if found is not None and found.removed:
+        return []
+    streams = connection.execute("SELECT id FROM streams WHERE session_id = ?", (session_id,)).fetchall()
+    for (number,) in streams:
+        mark_deleted(connection, number)
+    connection.execute("DELETE FROM sessions WHERE session_id = ? COLLATE BINARY AND removed = 0", (session_id,))
+    return [number for (number,) in streams]
+
+
 def mark_deleted(connection: Connection, stream: int) -> None:
     """A log is given up, whatever its head says: its name is free, its rows are still to be deleted."""
     write_head(connection, Head(stream, 0, 0, "", True, False, DELETED, 0))

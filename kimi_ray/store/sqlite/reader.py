@@ -33,10 +33,12 @@ from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.listing import documents_after, lost_logs, streams_after
 from kimi_ray.store.sqlite.paging import read_page, rows_from
 from kimi_ray.store.sqlite.schema import Head
+from kimi_ray.store.sqlite.session_rows import has_document
 from kimi_ray.store.sqlite.shard_reads import ShardReads
 from kimi_ray.store.sqlite.surviving import surviving_rows
 from kimi_ray.store.sqlite.verifying import Verifier, survivors_of
 from kimi_ray.store.survey import OpenTurn, closers_of
+from kimi_ray.store.unpublished import Unpublished, unpublished_in
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -47,16 +49,20 @@ _ROWS_AT_ONCE = 2000
 class SqliteReader:
     """Blocking reads of one home. Thread-safe."""
 
-    def __init__(self, shards: Sequence[ShardReads], identity: StoreIdentity, blobs: Blobs) -> None:
+    def __init__(
+        self, shards: Sequence[ShardReads], identity: StoreIdentity, blobs: Blobs, unpublished: Unpublished
+    ) -> None:
         """
         Args:
             shards: One per shard, in order.
             identity: ``store.json``.
             blobs: The blobs beside the databases.
+            unpublished: The sessions that nobody sees yet.
         """
         self._shards = shards
         self._identity = identity
         self._blobs = blobs
+        self._unpublished = unpublished
         self._verifier = Verifier()
 
     def shard(self, session_id: str) -> ShardReads:
@@ -78,7 +84,13 @@ class SqliteReader:
                 raise not_found(stream)
             return work(connection, file, *require_stream(connection, file, stream))
 
-        return shard.read(found)
+        answer = shard.read(found)
+        self._check_seen(stream)
+        return answer
+
+    def _check_seen(self, stream: Stream) -> None:
+        if self._unpublished.hides(stream.session_id):
+            raise not_found(stream)
 
     def head(self, stream: Stream) -> tuple[StoredStream, Head]:
         """Name, header and head of a log.
@@ -112,13 +124,24 @@ class SqliteReader:
 
     def list_logs(self, session_id: str | None) -> list[ListedLog]:
         """See ``Store.list_logs``."""
-        return [
-            ListedLog(row.stream, row.header, None, row.error) for row in self._listed(session_id, lambda _, __: "")
-        ]
+        return _headers(self._seen(session_id, lambda _, __: ""))
+
+    def all_logs(self) -> list[ListedLog]:
+        """Headers of all logs, those of unpublished sessions too."""
+        return _headers(self._listed(None, lambda _, __: ""))
 
     def snapshots(self, session_id: str | None) -> list[LogSnapshot]:
         """See ``Store.snapshots``."""
-        return self._listed(session_id, self._revision_of)
+        return self._seen(session_id, self._revision_of)
+
+    def _seen(self, session_id: str | None, revision: Callable[[StoredStream, Head], str]) -> list[LogSnapshot]:
+        if session_id is not None:
+            rows = self._listed(session_id, revision)
+            return [] if rows and self._unpublished.hides(session_id) else rows
+        before = self._unpublished.look()
+        rows = self._listed(None, revision)
+        hidden = self._unpublished.hidden_since(before)
+        return [row for row in rows if row.stream.session_id not in hidden] if hidden else rows
 
     def _listed(self, session_id: str | None, revision: Callable[[StoredStream, Head], str]) -> list[LogSnapshot]:
         found: list[LogSnapshot] = []
@@ -158,10 +181,18 @@ class SqliteReader:
     def verify(self, stream: Stream) -> VerifyReport:
         """See ``Store.verify``."""
         check_id(stream.agent_id, "agent id")
-        return self._verifier.verify(self.shard(stream.session_id), stream)
+        report = self._verifier.verify(self.shard(stream.session_id), stream)
+        self._check_seen(stream)
+        return report
 
     def read_surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
         """See ``Store.read_surviving``; the cursor is a seq."""
+        page = self.surviving(stream, cursor, limit)
+        self._check_seen(stream)
+        return page
+
+    def surviving(self, stream: Stream, cursor: int, limit: int) -> SurvivingPage:
+        """As ``read_surviving``, of an unpublished session too."""
         check_id(stream.agent_id, "agent id")
         shard = self.shard(stream.session_id)
         file = shard.file.path
@@ -191,12 +222,15 @@ class SqliteReader:
                 return None  # the one that is there has another id, in other letters
 
         session = _read(shard, find, None)
-        return None if session is None else session.to_document()
+        document = None if session is None else session.to_document()
+        return None if document is None or self._unpublished.hides(session_id) else document
 
     def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
+        before = self._unpublished.look()
         found = [document for shard in self._shards for document in _pages(shard, documents_after)]
-        return [document for document in found if document is not None]
+        hidden = self._unpublished.hidden_since(before)
+        return [document for document in found if document is not None and document.session_id not in hidden]
 
     def read_blob(self, digest: str) -> bytes:
         """See ``Store.read_blob``."""
@@ -207,6 +241,10 @@ class SqliteReader:
         for shard in self._shards:
             if isinstance(shard, Onlooker):
                 shard.close()
+
+
+def _headers(rows: list[LogSnapshot]) -> list[ListedLog]:
+    return [ListedLog(row.stream, row.header, None, row.error) for row in rows]
 
 
 def _read(shard: ShardReads, work: Callable[[Connection, str], T], nothing: T) -> T:
@@ -245,4 +283,9 @@ def sqlite_reader(fs: Fs, home: str, identity: StoreIdentity) -> SqliteReader:
     check_library()
     shards: list[ShardReads] = [Onlooker(DatabaseFile(home, identity, shard)) for shard in range(identity.shards)]
     layout = Layout(fs, home)
-    return SqliteReader(shards, identity, Blobs(fs, layout, Directories(fs, home, durable=False), durable=False))
+    blobs = Blobs(fs, layout, Directories(fs, home, durable=False), durable=False)
+
+    def with_document(session_id: str) -> bool:
+        return has_document(shards[shard_of(session_id, identity.shards)], session_id)
+
+    return SqliteReader(shards, identity, blobs, unpublished_in(layout, with_document))

@@ -25,8 +25,9 @@ from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, RealFs, io_errors
 from kimi_ray.store.identity import is_network, open_identity
 from kimi_ray.store.in_threads import finish_in
-from kimi_ray.store.layout import Layout, check_id
+from kimi_ray.store.layout import NO_WORKSPACE, Layout, check_id
 from kimi_ray.store.owners import Owners
+from kimi_ray.store.publications import Publications, Publishing
 from kimi_ray.store.refusals import document_conflict, turn_open
 from kimi_ray.store.reserve import reserve_of
 from kimi_ray.store.seam import (
@@ -34,6 +35,7 @@ from kimi_ray.store.seam import (
     Batch,
     Document,
     ListedLog,
+    LogCopy,
     LogSnapshot,
     LogView,
     Page,
@@ -59,15 +61,17 @@ from kimi_ray.store.sqlite.leftovers import delete_some, has_leftovers, mark_rem
 from kimi_ray.store.sqlite.places import Places
 from kimi_ray.store.sqlite.reader import SqliteReader
 from kimi_ray.store.sqlite.schema import Head
+from kimi_ray.store.sqlite.session_rows import SessionRows
 from kimi_ray.store.sqlite.shard import Shard
 from kimi_ray.store.stream_table import StreamTable
 from kimi_ray.store.sweep import sweep_blobs
+from kimi_ray.store.unpublished import Unpublished
 
 R = TypeVar("R")
 _IO_THREADS = 8
 
 
-class SqliteStore:
+class SqliteStore(Publishing):
     """A store process's access to one home. Build it with ``open``; it lives on the event loop it was opened on."""
 
     def __init__(self, fs: Fs, home: str, identity: StoreIdentity, options: StoreOptions, boot: str) -> None:
@@ -81,8 +85,12 @@ class SqliteStore:
         layout = Layout(fs, home)
         reserve = reserve_of(fs, home, options)
         directories = Directories(fs, home, durable=durable)
-        self._owners = Owners(fs, layout, directories, durable=durable, boot=boot)
-        self._claims = Claims(self._owners, options.claim_timeout_s)
+        self._places = Places()
+        maker = SessionRows(self._shard, self._places, self._copy_log, self._run)
+        unpublished = Unpublished(layout, directories, maker.has_document)
+        self._owners = Owners(fs, layout, directories, unpublished, maker.check_new, durable=durable, boot=boot)
+        self._publications = Publications(unpublished, self._owners, maker, home, self._run, self._forget_streams)
+        self._claims = Claims(self._owners, options.claim_timeout_s, self._publications.roll_back)
         self._sessions = SessionsHeld(self._claims, self._owners)
         interval_s = float(options.extra.get("sync_interval_ms", 1000)) / 1000
         self._shards = [
@@ -98,8 +106,7 @@ class SqliteStore:
             for number in range(identity.shards)
         ]
         self._blobs = Blobs(fs, layout, directories, durable=durable, reserve=reserve)
-        self._reader = SqliteReader(self._shards, identity, self._blobs)
-        self._places = Places()
+        self._reader = SqliteReader(self._shards, identity, self._blobs, unpublished)
         self._streams: StreamTable[HeldLog] = StreamTable(
             self._claims, self._io, home, touch=self._touch, forgotten=lambda _: None
         )
@@ -132,6 +139,7 @@ class SqliteStore:
         path, identity = await asyncio.to_thread(prepare)
         store = cls(files, path, identity, options, str(options.extra.get("boot_id") or boot_id()))
         await asyncio.gather(*map(store._finish_leftovers, store._shards))
+        await store._publications.recover()
         return store
 
     async def _finish_leftovers(self, shard: Shard) -> None:
@@ -171,8 +179,14 @@ class SqliteStore:
         self, session_id: str, nonce: str, *, workspace_id: str | None = None, create: bool = False
     ) -> SessionGrant:
         """See ``Store.open_session``."""
-        await self._run(self._place, session_id, workspace_id)
-        return await self._sessions.open(session_id, nonce, lambda _: self._run(self._reader.read_document, session_id))
+        self._check_open()
+        check_id(session_id, "session id")
+        new = await self._make_way(session_id, nonce, workspace_id or NO_WORKSPACE, create=create)
+        if not create:
+            await self._run(self._place, session_id, workspace_id)
+        return await self._sessions.open(
+            session_id, nonce, lambda _: self._run(self._reader.read_document, session_id), new=new
+        )
 
     def _place(self, session_id: str, workspace_id: str | None) -> str:
         """The workspace of a session: stored, remembered, or now decided."""
@@ -189,10 +203,13 @@ class SqliteStore:
         """See ``Store.close_session``."""
         self._check_open()
         held = self._owners.held.get(session_id)
-        if held is not None and held.nonce == nonce:
-            self._streams.drop_session(session_id, removed=False)
-            await self._claims.close_session(session_id, nonce)
-            self._places.forget(session_id)
+        if held is None or held.nonce != nonce:
+            return
+        if await self._came_to_nothing(session_id):
+            return
+        self._streams.drop_session(session_id, removed=False)
+        await self._claims.close_session(session_id, nonce)
+        self._places.forget(session_id)
 
     async def write_document(
         self, session_id: str, value: dict[str, Any], *, grant: int, nonce: str, revision: int
@@ -218,7 +235,9 @@ class SqliteStore:
         async def placed() -> int:
             nonlocal workspace_id
             workspace_id = await self._run(self._place, session_id, None)
-            return await shard.transactions.run(write, size=len(data), closing=True)
+            written = await shard.transactions.run(write, size=len(data), closing=True)
+            await self._publications.shown(session_id)
+            return written
 
         return await self._sessions.write_document(session_id, grant, nonce, placed)
 
@@ -226,12 +245,14 @@ class SqliteStore:
         """See ``Store.remove``. Removing a removed session finishes what is left of it."""
         self._check_open()
         shard = self._shard(session_id)
+        if await self._came_to_nothing(session_id):
+            return
         async with self._claims.holding(session_id):
-            self._streams.drop_session(session_id, removed=True)
+            self._forget_streams(session_id)
             place = self._places.find(session_id)
             run = shard.transactions.run
             marked = await run(lambda c: mark_removed(c, shard.file.path, session_id, place), closing=True)
-            self._streams.drop_session(session_id, removed=True)  # an append in flight may have loaded one again
+            self._forget_streams(session_id)  # an append in flight may have loaded one again
             for number in marked:
                 while await run(lambda c, number=number: delete_some(c, number), sync=False):
                     pass
@@ -239,6 +260,39 @@ class SqliteStore:
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)
+
+    def _forget_streams(self, session_id: str) -> None:
+        self._streams.drop_session(session_id, removed=True)
+
+    async def _copy_log(self, log: LogCopy, target: Stream, workspace_id: str) -> None:
+        await self._run(self._reader.head, log.source)  # one that nobody sees is no source
+        await self._fork_log(log.source, log.cut, target, workspace_id, log.header, new_ulid(), log.tail)
+
+    async def _fork_log(
+        self,
+        source: Stream,
+        cut: int,
+        target: Stream,
+        workspace_id: str,
+        header: dict[str, Any],
+        nonce: str,
+        tail: tuple[bytes, ...] | None,
+    ) -> None:
+        shard = self._shard(target.session_id)
+        await fork_log(
+            self._shard(source.session_id),
+            source,
+            cut,
+            shard,
+            target,
+            workspace_id,
+            header,
+            nonce,
+            granter=self._granter(shard),
+            writer=self._owners.writer,
+            read=self._run,
+            tail=tail,
+        )
 
     # -- writing logs ------------------------------------------------------------------------------------------------
 
@@ -413,21 +467,9 @@ class SqliteStore:
         stream, workspace = target_of(header)
         place = await self._run(self._place, stream.session_id, self._places.find(stream.session_id) or workspace)
         check_id(stream.agent_id, "agent id")
-        target = self._shard(stream.session_id)
+        await self._run(self._reader.head, source)
         async with self._claims.holding(stream.session_id), self._streams.making(stream):
-            await fork_log(
-                self._shard(source.session_id),
-                source,
-                cut,
-                target,
-                stream,
-                place,
-                header,
-                nonce,
-                granter=self._granter(target),
-                writer=self._owners.writer,
-                read=self._run,
-            )
+            await self._fork_log(source, cut, stream, place, header, nonce, None)
         return await self.open_writer(stream, nonce)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -492,7 +534,7 @@ class SqliteStore:
 
     async def sweep_blobs(self, *, grace_s: float = 86_400.0, dry_run: bool = False) -> SweepReport:
         """See ``Store.sweep_blobs``."""
-        return await sweep_blobs(self, self._blobs, self._run, grace_s=grace_s, dry_run=dry_run)
+        return await sweep_blobs(self._reader, self._blobs, self._run, grace_s=grace_s, dry_run=dry_run)
 
     # -- the process -------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kimi_ray.store.blobs import TOUCH_LASTS_S, Blobs, digest_of
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.faults import FaultyFs, Rule
 from kimi_ray.store.fs import RealFs
+from kimi_ray.store.jsonl_reader import JsonlReader
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.sweep import MIN_GRACE_S, check_grace, digests_in, mark_files
 from kimi_ray.store.writer_settings import WriterSettings
@@ -149,19 +150,23 @@ async def test_a_session_that_is_removed_meanwhile_holds_the_sweep_back(
     await filled_home(tmp_path, agents=("main",))
     age(tmp_path, 2 * DAY)
     store = await opened(tmp_path)
-    listed = store.list_logs
+    loop = asyncio.get_running_loop()
+    listed = JsonlReader.all_logs
 
-    async def list_then_remove(**how: Any) -> Any:
-        rows = await listed(**how)
+    async def remove() -> None:
+        await store.open_session(SESSION, "n2")
+        await store.remove(SESSION)
+
+    def list_then_remove(reader: JsonlReader) -> Any:
+        rows = listed(reader)
         if rows:
-            await store.open_session(SESSION, "n2")
-            await store.remove(SESSION)
+            asyncio.run_coroutine_threadsafe(remove(), loop).result(10)
         return rows
 
-    monkeypatch.setattr(store, "list_logs", list_then_remove)
+    monkeypatch.setattr(JsonlReader, "all_logs", list_then_remove)
     report = await store.sweep_blobs()
     assert (report.deleted, report.held_back) == (0, 1)
-    monkeypatch.setattr(store, "list_logs", listed)
+    monkeypatch.setattr(JsonlReader, "all_logs", listed)
     assert (await store.sweep_blobs()).deleted == 1
     await store.close()
 
@@ -170,21 +175,25 @@ async def test_a_fork_whose_source_goes_keeps_its_blobs(tmp_path: Path, monkeypa
     await filled_home(tmp_path, agents=("main",))
     age(tmp_path, 2 * DAY)
     store = await opened(tmp_path)
-    listed = store.list_logs
+    loop = asyncio.get_running_loop()
+    listed = JsonlReader.all_logs
     made = False
 
-    async def list_then_fork(**how: Any) -> Any:
+    async def fork() -> None:
+        await store.open_session("session_fork", "n", workspace_id="wd_x_0123")
+        await store.fork(Stream(SESSION, "main"), 10, header_of(session="session_fork"), "f")
+        await store.open_session(SESSION, "n2")
+        await store.remove(SESSION)
+
+    def list_then_fork(reader: JsonlReader) -> Any:
         nonlocal made
-        rows = await listed(**how)
+        rows = listed(reader)
         if not made:
             made = True
-            await store.open_session("session_fork", "n", workspace_id="wd_x_0123")
-            await store.fork(Stream(SESSION, "main"), 10, header_of(session="session_fork"), "f")
-            await store.open_session(SESSION, "n2")
-            await store.remove(SESSION)
+            asyncio.run_coroutine_threadsafe(fork(), loop).result(10)
         return rows
 
-    monkeypatch.setattr(store, "list_logs", list_then_fork)
+    monkeypatch.setattr(JsonlReader, "all_logs", list_then_fork)
     report = await store.sweep_blobs()
     assert report.deleted == 0
     assert await store.read_blob(DIGEST)

@@ -1,0 +1,115 @@
+"""Making and unmaking sessions as files: what ``publications`` asks of the JSONL backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kimi_ray.store.documents import Documents
+from kimi_ray.store.forking import copy_log
+from kimi_ray.store.fs import exists, io_errors
+from kimi_ray.store.layout import DOCUMENT_NAME, Layout
+from kimi_ray.store.log_files import LogSource
+from kimi_ray.store.recovery import check_not_removed
+from kimi_ray.store.refusals import session_exists
+from kimi_ray.store.removal import remove_tree
+from kimi_ray.store.seam import LogCopy, SessionCopy, Stream
+from kimi_ray.store.stream_log import LogTools
+
+Opener = Callable[[Stream], Callable[[], AbstractContextManager[LogSource]]]
+"""What opens a log for reading, as far as it is written."""
+
+
+class SessionFiles:
+    """See ``publications.Maker``."""
+
+    def __init__(
+        self,
+        tools: LogTools,
+        layout: Layout,
+        documents: Documents,
+        run: Callable[..., Awaitable[Any]],
+        opener: Opener,
+    ) -> None:
+        """
+        Args:
+            tools: What writes logs.
+            layout: The home.
+            documents: What writes documents.
+            run: Runs blocking work in a thread of the store.
+            opener: Finds the sources of copies.
+        """
+        self._tools = tools
+        self._layout = layout
+        self._documents = documents
+        self._run = run
+        self._opener = opener
+
+    def check_new(self, session_id: str, workspace_id: str) -> None:
+        """See ``Maker.check_new``."""
+        check_not_removed(self._layout, session_id)
+        found = self._layout.session_dir(session_id)
+        with io_errors(self._layout.sessions):
+            if found is not None and exists(self._layout.fs, found):
+                raise session_exists(session_id)
+        self._layout.place(session_id, workspace_id)
+
+    def has_document(self, session_id: str) -> bool:
+        """See ``Maker.has_document``."""
+        with io_errors(self._layout.sessions):
+            return self._documents.exists(session_id)
+
+    async def make(self, copy: SessionCopy) -> None:
+        """See ``Maker.make``."""
+        directory = await self._run(self._layout.place, copy.session_id, copy.workspace_id)
+        try:
+            made = await asyncio.gather(
+                *(self._run(self._copy, copy.session_id, log, directory) for log in copy.logs), return_exceptions=True
+            )
+            for error in made:
+                if isinstance(error, BaseException):
+                    raise error
+            await self._run(self._documents.create, directory, copy.document)
+        finally:
+            self._layout.forget(copy.session_id)
+
+    def _copy(self, session_id: str, log: LogCopy, directory: str) -> None:
+        target = Stream(session_id, str(log.header.get("agent_id", "")))
+        self._layout.check_new_agent(target, directory)
+        with self._opener(log.source)() as source:
+            copy_log(
+                self._tools, source, log.cut, target, log.header, f"{directory}/agents/{target.agent_id}", log.tail
+            )
+
+    async def unmake(self, sessions: dict[str, str], *, shown: bool = False) -> None:
+        """See ``Maker.unmake``."""
+        await self._run(self._delete, sessions, shown)
+
+    def _delete(self, sessions: dict[str, str], shown: bool) -> None:
+        fs, directories = self._tools.fs, self._tools.directories
+        workspaces: set[str] = set()
+        for session_id in sessions:
+            self._layout.forget(session_id, removed=True)
+            directory = self._layout.session_dir(session_id)
+            if directory is None or exists(fs, self._layout.tombstone(session_id)):
+                continue
+            with io_errors(directory):
+                if shown:
+                    with contextlib.suppress(FileNotFoundError):
+                        fs.unlink(f"{directory}/{DOCUMENT_NAME}")
+                        directories.sync(directory)
+                remove_tree(fs, directory)
+            directories.forget(directory)
+            workspaces.add(directory.rsplit("/", 1)[0])
+            self._layout.forget(session_id, removed=True)
+        with io_errors(self._layout.sessions):
+            self._tools.reservations.drop_sessions(set(sessions))
+            for workspace in workspaces:
+                directories.sync(workspace)
+
+    async def settle(self, session_id: str) -> None:
+        """See ``Maker.settle``."""
+        await self._run(self._documents.settle, session_id)
