@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, SessionError
 from kimi_ray.events import LogHeader, WriterRef
+from kimi_ray.forks import Home, fork_spec
+from kimi_ray.hosts.fork_words import ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.ids import new_session_id, new_ulid, workspace_id
@@ -23,6 +26,9 @@ from kimi_ray.version import __version__
 
 if TYPE_CHECKING:
     from kimi_ray.runtime import Runtime
+
+_LIVE_AT_ONCE = 8
+"""So many forks of one call come to life at the same time."""
 
 
 class Workspace:
@@ -140,6 +146,17 @@ class Workspace:
             ConfigError: ``model.not_configured`` when the model of the log is not known here.
             ToolError: ``tool.unknown`` for a tool of its profile that is neither built in nor given.
         """
+        return await self._bring_back(session_id, {}, model, tools, isolation)
+
+    async def _bring_back(
+        self,
+        session_id: str,
+        known: Mapping[str, ResolvedModel],
+        model: str | ResolvedModel | None,
+        tools: Sequence[ToolLike] | None,
+        isolation: Isolation | None,
+    ) -> Session:
+        """``resume``; models among ``known`` need not be configured."""
         runtime = self._runtime
         bound = await runtime.binding(checked_id(session_id))
         if bound is None:
@@ -156,7 +173,7 @@ class Workspace:
             stream=Stream(session_id, MAIN),
             nonce=new_ulid(),
             profile=profile,
-            model=runtime.resolve_model(model if model is not None else bound.get("model")),
+            model=self._model(model, bound, known),
             sampling=None if bound.get("sampling") is None else Sampling.model_validate(bound["sampling"]),
             limits=None if bound.get("limits") is None else Limits.model_validate(bound["limits"]),
             workdir=workdir,
@@ -172,17 +189,214 @@ class Workspace:
             create=False,
             main=main,
             isolation=isolation,
-            node_id=runtime.pinned(workdir),
+            node_id=runtime.pinned(workdir) or await self._node_of(bound),
         )
         try:
             return await runtime.open(spec)
         except AgentError as error:
             if error.code != "agent.model_needed" or not main.model_as_stored:
                 raise
-            named = runtime.resolve_model(str(error.details["model"]))
+            named = self._model(None, error.details, known)
             return await runtime.open(
                 replace(spec, nonce=new_ulid(), main=replace(main, nonce=new_ulid(), model=named))
             )
+
+    def _model(
+        self, model: str | ResolvedModel | None, bound: Mapping[str, Any], known: Mapping[str, ResolvedModel]
+    ) -> ResolvedModel:
+        named: str | None = bound.get("model")
+        if model is None and named is not None and named in known:
+            return known[named]
+        return self._runtime.resolve_model(model if model is not None else named)
+
+    async def _node_of(self, bound: Mapping[str, Any]) -> str | None:
+        """The node on which a directory was made for a session before it was there, if it still is one."""
+        workdir: dict[str, Any] = bound.get("workdir") or {}
+        node: str | None = workdir.get("node")
+        if node is None or self._runtime.config.workspace_shared:
+            return None
+        return node if await self._runtime.is_alive(node) else None
+
+    # -- forks ------------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        session_id: str,
+        agent_id: str = MAIN,
+        at: str | None = None,
+        turn_index: int | None = None,
+        new_session_id: str | None = None,
+        title: str | None = None,
+        workdir: ForkWorkdir = "shared",
+        sampling: Sampling | None = None,
+        metadata: dict[str, Any] | None = None,
+        tags: dict[str, str] | None = None,
+        *,
+        model: str | ResolvedModel | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Session:
+        """A live copy of a session of this workspace, from its beginning to a point. The source is not touched.
+
+        ``continue_turn`` runs it on without a new message: its first request is the source's next one, but for what
+        is said here. Prompts that were open at the point are the source's and not run; limits count from the fork on.
+
+        Args:
+            session_id: The source: live or cold, archived or not.
+            agent_id: The agent that becomes ``main``; the agents below it come along as far as it had heard of them.
+            at: ``"3"``: through the end of turn 3; ``"0.17"``: through step 17 of turn 0 and its tool results;
+                ``"^3"``: as it was when turn 3's prompt came. None is the whole: the source must be idle then.
+            turn_index: The same as ``at=str(turn_index)``.
+            new_session_id: Must be free; None makes one.
+            title: None makes ``Fork: ...``, which a prompt may replace.
+            workdir: ``shared``: the source's directory, which goes when its agent does if it is a private one;
+                ``copy``: a copy of it as it is now; ``git``: a worktree of its repository; or a ``Workdir``.
+            sampling: Over the source's.
+            metadata: Over the source's, of which ``goal`` is left out.
+            tags: Over the source's.
+            model: Another model than the source's.
+            tools: The user's own tools among those of its profile; None takes those of the source, where this program
+                has it open.
+            isolation: As for ``create_session``.
+
+        Raises:
+            SessionError: ``session.not_found``; ``session.fork_active_turn`` (retryable; only without a point),
+                ``session.in_use`` {host, pid}; ``session.fork_point_not_found`` {turns, steps};
+                ``session.fork_inconsistent``; ``session.exists``; ``session.quiescence_lost`` (retryable).
+            AgentError: ``agent.not_found``.
+            ConfigError: ``request.invalid`` for what cannot be a point; ``model.not_configured``.
+            ToolError: ``workdir.*``, ``tool.unknown``.
+        """
+        spec = fork_spec(
+            session_id,
+            1,
+            agent_id=agent_id,
+            at=at,
+            turn_index=turn_index,
+            new_session=new_session_id,
+            title=title,
+            workdir=workdir,
+            sampling=sampling,
+            metadata=metadata,
+            tags=tags,
+            home=Home(self.id, self.path),
+        )
+        return (await self._forked(spec, model, tools, isolation))[0]
+
+    async def fork_many(
+        self,
+        session_id: str,
+        count: int,
+        agent_id: str = MAIN,
+        at: str | None = None,
+        turn_index: int | None = None,
+        title: str | None = None,
+        workdir: ForkWorkdir = "shared",
+        sampling: Sampling | None = None,
+        metadata: dict[str, Any] | None = None,
+        tags: dict[str, str] | None = None,
+        seeds: int | Sequence[int] | None = None,
+        *,
+        model: str | ResolvedModel | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        isolation: Isolation | None = None,
+    ) -> list[Session]:
+        """``count`` live forks of one point: exactly so many, or none. ``metadata()`` of each has ``fork_group``, the
+        same for all, and ``fork_index``.
+
+        Args:
+            session_id: The source.
+            count: 1 to 1,000.
+            agent_id: See ``fork``; so are the arguments that follow.
+            at: See ``fork``.
+            turn_index: See ``fork``.
+            title: Of each.
+            workdir: See ``fork``; ``copy`` and ``git`` make one for each.
+            sampling: Of all.
+            metadata: Of all.
+            tags: Of all.
+            seeds: None leaves the source's seed; a base, from which each fork has its own by its index; or one seed
+                for each.
+            model: See ``fork``.
+            tools: See ``fork``.
+            isolation: As for ``create_session``.
+
+        Raises:
+            KimiRayError: as ``fork``; ``request.invalid`` for ``count`` and ``seeds``.
+        """
+        spec = fork_spec(
+            session_id,
+            count,
+            agent_id=agent_id,
+            at=at,
+            turn_index=turn_index,
+            title=title,
+            workdir=workdir,
+            sampling=sampling,
+            seeds=seeds,
+            metadata=metadata,
+            tags=tags,
+            home=Home(self.id, self.path),
+        )
+        return await self._forked(spec, model, tools, isolation)
+
+    async def create_child(
+        self,
+        session_id: str,
+        title: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        new_session_id: str | None = None,
+        model: str | ResolvedModel | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Session:
+        """A fork of a whole session that is listed as its child: its metadata has ``parent_session_id`` and
+        ``child_session_kind``. Without a title it is ``Child: ...``. Raises as ``fork``."""
+        spec = fork_spec(
+            session_id,
+            1,
+            new_session=new_session_id,
+            title=title,
+            metadata=metadata,
+            child=True,
+            home=Home(self.id, self.path),
+        )
+        return (await self._forked(spec, model, tools, isolation))[0]
+
+    async def _forked(
+        self,
+        spec: ForkSpec,
+        model: str | ResolvedModel | None,
+        tools: Sequence[ToolLike] | None,
+        isolation: Isolation | None,
+    ) -> list[Session]:
+        runtime = self._runtime
+        source = runtime.known_main(spec.source.session_id)
+        known = {} if source is None else {source.model.name: source.model}
+        if tools is None and source is not None:
+            tools = source.user_tools
+        # What would keep the forks from coming to life is better known before they are made.
+        bound = await runtime.binding(*spec.source)
+        if bound is not None:
+            self._model(model, bound, known)
+            own_tools_for(Profile.model_validate(bound["profile"]), tools or (), joins=False)
+        made = await runtime.forks.make(spec)
+        gate = asyncio.Semaphore(_LIVE_AT_ONCE)
+
+        async def live(session_id: str) -> Session:
+            async with gate:
+                return await self._bring_back(session_id, known, model, tools, isolation)
+
+        tasks = [asyncio.ensure_future(live(fork.session_id)) for fork in made]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.shield(asyncio.ensure_future(runtime.forks.undo([fork.session_id for fork in made])))
+            raise
 
     # -- by id ------------------------------------------------------------------------------------------------------
 

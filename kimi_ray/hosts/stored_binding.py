@@ -14,22 +14,25 @@ _FIRST_EVENTS = 50
 
 
 async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:
-    """The data of the log's first ``profile/bind``, or None when there is no such log.
+    """How an agent is bound, as ``profile/bind`` says it, or None when there is no such log.
 
-    The log of an imported session has none among its events; its header says how the agent is to be bound.
+    Profile, sampling, limits and workdir never change in a log. The model may, anywhere in it: whoever brings the agent
+    to life asks for the one that the whole log names (``AgentSpec.model_as_stored``).
+
+    The log of a fork begins with its source's events: its header says how it is bound. So does that of an imported
+    session, which has no ``profile/bind`` among its events.
     """
     try:
-        page = await store.read_from(stream, 0, _FIRST_EVENTS)
+        header = (await store.inspect(stream)).header
     except StoreError as error:
         if error.code != "store.not_found":
             raise
         return None
-    for line in page.lines:
+    said: dict[str, Any] | None = header.get("bind")
+    if said is not None and header.get("seed_length") is not None:
+        return said
+    for line in (await store.read_from(stream, 0, _FIRST_EVENTS)).lines:
         event: dict[str, Any] = from_json(line)
         if event["type"] == "profile/bind":
             return event["data"]
-    for log in await store.list_logs(stream.session_id):
-        if log.stream == stream and log.header is not None:
-            bind: dict[str, Any] | None = log.header.get("bind")
-            return bind
-    return None
+    return said

@@ -1,0 +1,448 @@
+"""Making forks: sessions copied from another one's stored logs, that appear together or not at all.
+
+The source is read, never opened. One that is live is flushed; without a point it must stand still besides, from the
+taking of the cut until the forks are there. One that is cold is claimed for so long, which nobody can who has not to
+wait for its owner to be gone. The forks stay cold: whoever wants one resumes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
+from kimi_ray.hosts.cold_sessions import ColdSessions
+from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
+from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
+from kimi_ray.hosts.ports import Cluster, is_lost
+from kimi_ray.hosts.quiescence import LEASE_S, active_turn, quiescence_lost
+from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.ids import new_ulid
+from kimi_ray.log import epoch_ms
+from kimi_ray.session.fork_document import fork_document
+from kimi_ray.session.fork_plan import ForkPlan, plan_fork
+from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
+from kimi_ray.settings import Workdir
+from kimi_ray.store.seam import Document, SessionCopy, Stream
+from kimi_ray.tools.workdirs import workdir_name
+
+_COPIES_AT_ONCE = 4
+_ASK_S = 5.0
+_CALL_S = 60.0
+_WORKDIRS_S = 600.0
+_RENEWALS = 4
+"""So often within a lease it is renewed."""
+
+Lock = Callable[[str], AbstractAsyncContextManager[None]]
+
+
+@dataclass(slots=True)
+class _Standing:
+    """The agents of a source as they were found: by host, and by which name they are held, if they are."""
+
+    by_host: dict[str, list[Stream]]
+    holder: str | None = None
+    claimed: bool = False
+    lost: KimiRayError | None = None
+
+
+class SessionForking:
+    """Forks the sessions of one session host.
+
+    Args:
+        services: The host's.
+        cold: Reads the documents of sessions that are not live.
+        only: The lock of a session's id.
+        placed: Takes the registry's name for a session that is not live here, while something is done with it.
+        sessions: The live ones.
+    """
+
+    def __init__(
+        self,
+        services: HostServices,
+        cold: ColdSessions,
+        only: Lock,
+        placed: Lock,
+        sessions: Mapping[str, LiveSession],
+    ) -> None:
+        self._services = services
+        self._cold = cold
+        self._only = only
+        self._placed = placed
+        self._sessions = sessions
+
+    async def fork(self, spec: ForkSpec) -> list[ForkedSession]:
+        """Make the forks that a spec asks for, in the order of its targets. Asked again they are told, not made again.
+
+        Raises:
+            SessionError: in this order ``session.not_found``; ``session.in_use``, ``session.fork_active_turn``;
+                ``session.fork_point_not_found``, ``session.fork_inconsistent``; ``session.exists``.
+                ``session.quiescence_lost`` when the source did not stand still to the end.
+            AgentError: ``agent.not_found``.
+            ConfigError: ``request.invalid`` for the point.
+            ToolError: ``workdir.*``.
+            StoreError: why it cannot be copied. Nothing is left of the forks then.
+        """
+        source = Stream(*spec.source)
+        async with AsyncExitStack() as stack:
+            for session_id in sorted({source.session_id, *spec.targets}):
+                await stack.enter_async_context(self._only(session_id))
+            made = await self._published(spec)
+            if made is not None:
+                return made
+            if source.session_id not in self._sessions:
+                await stack.enter_async_context(self._placed(source.session_id))
+            return await self._fork(spec, source)
+
+    async def _fork(self, spec: ForkSpec, source: Stream) -> list[ForkedSession]:
+        live = self._sessions.get(source.session_id)
+        document = await self._document(spec, live)
+        whole = spec.at is None and spec.turn_index is None
+        async with self._standing(source.session_id, live, whole=whole) as standing:
+            point = parse_fork_point(spec.at, spec.turn_index)
+            plan = await self._plan(source, point, standing, live)
+            return await self._make(spec, plan, document, standing)
+
+    async def _published(self, spec: ForkSpec) -> list[ForkedSession] | None:
+        """The forks if an earlier try made them."""
+        found: list[ForkedSession] = []
+        for session_id in spec.targets:
+            stored = await self._services.store.read_document(session_id)
+            if stored is None or stored.value.get("fork_group") != spec.group:
+                return None
+            found.append(ForkedSession(session_id, stored.workspace_id, stored.value))
+        return found
+
+    async def _document(self, spec: ForkSpec, live: LiveSession | None) -> Document:
+        session_id = spec.source[0]
+        if live is None:
+            return (await self._cold.find(session_id, spec.workspaces)).document()
+        value = live.document.snapshot()
+        workspace = str(value.get("workspace_id") or live.spec.workspace_id)
+        if spec.workspaces is not None and workspace not in spec.workspaces:
+            return (await self._cold.find(session_id, spec.workspaces)).document()  # which says that it is not there
+        return Document(session_id, workspace, live.document.revision, value)
+
+    # -- the source -------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _standing(self, session_id: str, live: LiveSession | None, *, whole: bool) -> AsyncGenerator[_Standing]:
+        """The source as its stored logs are enough: flushed, and with ``whole`` nobody moves until the block ends."""
+        if whole and live is not None and any(not swarm.done for swarm in live.swarms.values()):
+            raise active_turn([Stream(session_id, MAIN)])
+        standing = _Standing(await _living(self._services.cluster, session_id))
+        async with AsyncExitStack() as stack:
+            if whole:
+                if live is None:
+                    await stack.enter_async_context(self._claimed(session_id))
+                    standing.claimed = True
+                await stack.enter_async_context(self._held(standing))
+            if live is not None:
+                await live.flush()
+            await self._each_host(standing, "flush", with_streams=True, group="store")
+            yield standing
+
+    @asynccontextmanager
+    async def _claimed(self, session_id: str) -> AsyncGenerator[None]:
+        """The claim of a cold session: nobody brings it to life meanwhile."""
+        store, nonce = self._services.store, new_ulid()
+        await store.open_session(session_id, nonce, None)
+        try:
+            yield
+        finally:
+            await asyncio.shield(store.close_session(session_id, nonce))
+
+    @asynccontextmanager
+    async def _held(self, standing: _Standing) -> AsyncGenerator[None]:
+        """The living agents held still; the lease is renewed for as long as the block runs."""
+        holder = standing.holder = new_ulid()
+        renewing: asyncio.Task[None] | None = None
+        try:
+            await self._each_host(standing, "quiesce", holder, LEASE_S, with_streams=True)
+            renewing = asyncio.create_task(self._renew(standing), name=f"renew {holder}")
+            yield
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+            await asyncio.shield(self._release(standing, holder))
+
+    async def _renew(self, standing: _Standing) -> None:
+        while standing.lost is None:
+            await asyncio.sleep(LEASE_S / _RENEWALS)
+            try:
+                await self._check(standing, lease_s=LEASE_S)
+            except KimiRayError as error:
+                standing.lost = error
+
+    async def _check(self, standing: _Standing, lease_s: float | None = None) -> None:
+        """See that whoever was held stood still until now.
+
+        Raises:
+            SessionError: ``session.quiescence_lost``.
+        """
+        if standing.holder is None:
+            return
+        if standing.lost is not None:
+            raise standing.lost
+        for host, streams in standing.by_host.items():
+            try:
+                await self._services.cluster.peer(host).call(
+                    "check_quiescence", standing.holder, lease_s, timeout_s=LEASE_S, group="control"
+                )
+            except KimiRayError as error:
+                if is_lost(error.code):
+                    raise quiescence_lost(standing.holder, streams) from error
+                raise
+
+    async def _release(self, standing: _Standing, holder: str) -> None:
+        for host in standing.by_host:
+            try:
+                await self._services.cluster.peer(host).call(
+                    "release_quiescence", holder, timeout_s=LEASE_S, group="control"
+                )
+            except KimiRayError:
+                continue  # its lease runs out
+
+    async def _each_host(
+        self, standing: _Standing, method: str, *args: Any, with_streams: bool, group: Any = "control"
+    ) -> None:
+        """Call every host that holds an agent of the source; one that is lost holds none any more."""
+        for host, streams in list(standing.by_host.items()):
+            given = (streams, *args) if with_streams else args
+            try:
+                await self._services.cluster.peer(host).call(method, *given, timeout_s=_CALL_S, group=group)
+            except KimiRayError as error:
+                if is_lost(error.code) and await self._services.registry.report_lost(host):
+                    del standing.by_host[host]
+                elif error.code != "agent.not_found":  # it ended in between
+                    raise
+
+    async def _plan(
+        self, source: Stream, point: ForkPoint | None, standing: _Standing, live: LiveSession | None
+    ) -> ForkPlan:
+        store = self._services.store
+        alone = standing.claimed and not standing.by_host
+        try:
+            return await plan_fork(store, source, point, now=epoch_ms(), ended=alone)
+        except SessionError as error:
+            if error.code != "session.fork_point_not_found" or live is not None or standing.by_host:
+                raise
+            # A crash may have left the asked turn open; that it has ended is known once nobody else can hold it.
+            try:
+                async with self._claimed(source.session_id):
+                    return await plan_fork(store, source, point, now=epoch_ms(), ended=True)
+            except StoreError as held:
+                if held.code not in ("session.in_use", "store.in_use"):
+                    raise
+                raise error from held
+
+    # -- the forks --------------------------------------------------------------------------------------------------
+
+    async def _make(self, spec: ForkSpec, plan: ForkPlan, source: Document, standing: _Standing) -> list[ForkedSession]:
+        store, first = self._services.store, spec.targets[0]
+        workspace = spec.workspace_id or source.workspace_id
+        cwd = spec.cwd if spec.workspace_id is not None else source.value.get("cwd")
+        documents = [
+            fork_document(
+                plan,
+                source.value,
+                session_id,
+                workspace_id=workspace,
+                cwd=cwd,
+                group=spec.group,
+                index=index,
+                title=spec.title,
+                child=spec.child,
+                metadata=spec.metadata,
+                tags=spec.tags,
+            )
+            for index, session_id in enumerate(spec.targets)
+        ]
+        for earlier in range(spec.attempt):
+            await store.discard_publication(first, _publication(spec, earlier))
+        publication = _publication(spec, spec.attempt)
+        try:
+            await store.begin_publication(first, publication, dict.fromkeys(spec.targets, workspace))
+        except StoreError as error:
+            made = await self._published(spec)  # by the earlier try, in between
+            if made is not None:
+                return made
+            raise _exists(error, spec) from error
+        workdirs = _Workdirs(self._services)
+        try:
+            places = await workdirs.make(spec, plan)
+            gate = asyncio.Semaphore(_COPIES_AT_ONCE)
+
+            async def copy(index: int, session_id: str) -> None:
+                logs = plan.for_target(
+                    session_id,
+                    group=spec.group,
+                    index=index,
+                    sampling=spec.sampling,
+                    seed=None if spec.seeds is None else spec.seeds[index],
+                    workdirs=None if places is None else {MAIN: places[index]},
+                )
+                async with gate:
+                    await store.copy_session(publication, SessionCopy(session_id, workspace, documents[index], logs))
+
+            async with asyncio.TaskGroup() as group:
+                for index, session_id in enumerate(spec.targets):
+                    group.create_task(copy(index, session_id))
+            await self._check(standing)
+            await store.publish(first, publication)
+        except BaseException as failure:  # noqa: BLE001  the first of a group is raised again
+            made = await asyncio.shield(asyncio.ensure_future(self._take_back(spec, publication, workdirs)))
+            cause = _first_of(failure)
+            if made is not None and isinstance(cause, KimiRayError):
+                return made  # the answer to the last call was lost, the forks are there
+            raise cause from None
+        return [
+            ForkedSession(session_id, workspace, value)
+            for session_id, value in zip(spec.targets, documents, strict=True)
+        ]
+
+    async def _take_back(self, spec: ForkSpec, publication: str, workdirs: _Workdirs) -> list[ForkedSession] | None:
+        """Undo what can be reached; gives the forks if they were published after all.
+
+        What cannot be reached is hidden: the next one to open the home deletes it, and sweeps remove directories.
+        """
+        try:
+            await self._services.store.discard_publication(spec.targets[0], publication)
+            made = await self._published(spec)
+        except KimiRayError:
+            return None
+        if made is None:
+            await workdirs.drop(spec)
+        return made
+
+
+class _Workdirs:
+    """The directories of forks, made before the forks are there."""
+
+    def __init__(self, services: HostServices) -> None:
+        self._services = services
+        self._host: str | None = None
+
+    async def make(self, spec: ForkSpec, plan: ForkPlan) -> list[dict[str, Any]] | None:
+        """For each target what its binding says of its directory; None when it is the source's own as it is.
+
+        Raises:
+            ToolError: ``workdir.lost`` when the node of the source's directory is gone; ``workdir.*``.
+        """
+        bound: dict[str, Any] = (plan.main.bind or {}).get("workdir") or {}
+        if spec.workdir == "shared":
+            if not bound.get("prepared") or bound.get("kind") == "shared":
+                return None
+            node = bound.get("node") or plan.main.node
+            return [{**bound, **({} if node is None else {"node": node})} for _ in spec.targets]
+        if isinstance(spec.workdir, Workdir):
+            wanted, node = spec.workdir, spec.node_id
+            if wanted.kind in ("none", "shared"):
+                return [wanted.said() for _ in spec.targets]
+        else:
+            wanted = _of_the_source(spec.workdir, bound, spec)
+            node = bound.get("node") or plan.main.node
+            node = await self._living_node(node, bound, spec.node_id)
+        return await self._make(spec, wanted, node)
+
+    async def _make(self, spec: ForkSpec, wanted: Workdir, node: str | None) -> list[dict[str, Any]]:
+        services = self._services
+        nonce = f"{spec.group}{spec.attempt}"
+        wishes = [(wanted, workdir_name(session_id, MAIN, nonce), list(spec.leave_out)) for session_id in spec.targets]
+        free = services.config.workspace_shared and wanted.kind != "factory"
+        place = PlaceAgent(Stream(spec.targets[0], MAIN), None, None if free else node)
+        (host,) = await services.registry.place_agents([place])
+        self._host = host
+        try:
+            peer = services.cluster.peer(host)
+            made: list[dict[str, Any]] = await peer.call("make_workdirs", wishes, timeout_s=_WORKDIRS_S)
+            told: dict[str, Any] = await peer.call("ping", timeout_s=_CALL_S, group="control")
+        finally:
+            await asyncio.shield(services.registry.released(host))
+        said = wanted.said() | {"node": told["node_id"]}
+        return [said | {"prepared": one["path"], "created": one["created"]} for one in made]
+
+    async def drop(self, spec: ForkSpec) -> None:
+        """Remove what was made."""
+        if self._host is None:
+            return
+        try:
+            await self._services.cluster.peer(self._host).call(
+                "drop_workdirs", list(spec.targets), timeout_s=_WORKDIRS_S
+            )
+        except KimiRayError:
+            pass  # the node's next host of agents sweeps; the failure itself is what the caller hears
+
+    async def _living_node(self, node: str | None, bound: dict[str, Any], own: str | None) -> str | None:
+        alive = [one.node_id for one in await self._services.cluster.nodes() if one.alive]
+        if node in alive:
+            return node
+        if bound.get("kind") == "shared":
+            return own if own in alive else None
+        if len(alive) == 1:
+            return alive[0]  # its id is another after each start of the cluster
+        raise ToolError(
+            f"the directory {bound.get('prepared')} was on the node {node}, which is gone",
+            code="workdir.lost",
+            hint="fork with workdir='shared' of another directory, or Workdir.copy(path)",
+            details={"path": bound.get("prepared"), "node_id": node},
+        )
+
+
+async def _living(cluster: Cluster, session_id: str) -> dict[str, list[Stream]]:
+    """The agents of a session that live anywhere, by host: also those of swarms, and those whose session is lost."""
+    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
+
+    async def ask(host: str) -> list[Stream]:
+        try:
+            told: dict[str, Any] = await cluster.peer(host).call("ping", timeout_s=_ASK_S, group="control")
+        except KimiRayError as error:
+            if not is_lost(error.code):
+                raise
+            return []
+        return [one for stream in told["streams"] if (one := Stream(*stream)).session_id == session_id]
+
+    held = await asyncio.gather(*map(ask, hosts))
+    return {host: streams for host, streams in zip(hosts, held, strict=True) if streams}
+
+
+def _of_the_source(kind: str, bound: dict[str, Any], spec: ForkSpec) -> Workdir:
+    """A copy or a worktree of the directory in which the source works."""
+    if kind == "git" and bound.get("kind") == "git":
+        return Workdir.git(str(bound["path"]), str(bound.get("ref") or "HEAD"))
+    directory = bound.get("prepared") or (bound.get("path") if bound.get("kind") == "shared" else None)
+    if not directory:
+        raise ToolError(
+            f"{Stream(*spec.source)} has no working directory to make a {kind} of",
+            code="workdir.invalid",
+            hint="say which with workdir=Workdir.copy(path), or take workdir='shared'",
+            details={"workdir": kind},
+        )
+    return Workdir.copy(str(directory)) if kind == "copy" else Workdir.git(str(directory))
+
+
+def _publication(spec: ForkSpec, attempt: int) -> str:
+    """A name for each try: what an earlier one left is discarded by its own."""
+    return f"fork-{spec.group}-{attempt}"
+
+
+def _exists(error: StoreError, spec: ForkSpec) -> KimiRayError:
+    if error.code not in ("store.exists", "store.deleted"):
+        return error
+    session_id = str(error.details.get("session_id") or spec.targets[0])
+    return SessionError(
+        f"there is or was a session {session_id} already",
+        code="session.exists",
+        hint="leave new_session_id out for a new one",
+        details={"session_id": session_id},
+    )
+
+
+def _first_of(failure: BaseException) -> BaseException:
+    while isinstance(failure, BaseExceptionGroup):
+        failure = cast("BaseExceptionGroup[BaseException]", failure).exceptions[0]
+    return failure

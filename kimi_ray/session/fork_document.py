@@ -1,0 +1,76 @@
+"""The first document of a fork: what it takes from its source's, and what the caller says (K 4.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kimi_ray.session.document_value import MAX_TITLE_CHARS, new_document, with_agents
+from kimi_ray.session.fork_plan import ForkPlan
+
+NOT_INHERITED = "goal"
+"""The key of the caller's metadata that ends with the session it was set for."""
+
+
+def fork_document(
+    plan: ForkPlan,
+    source: Mapping[str, Any],
+    session_id: str,
+    *,
+    workspace_id: str,
+    cwd: str | None,
+    group: str,
+    index: int,
+    title: str | None = None,
+    child: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The document of one fork.
+
+    Args:
+        plan: What is copied.
+        source: The source's document.
+        session_id: The fork.
+        workspace_id: Of the fork.
+        cwd: Of the fork.
+        group: Names the forks that were made together.
+        index: The fork's number among them, from 0.
+        title: The caller's; None makes one that a prompt may replace.
+        child: Whether it is a child of its source, and listed under it.
+        metadata: Over the source's.
+        tags: Over the source's.
+
+    Raises:
+        SessionError: ``session.bad_metadata``.
+    """
+    custom: dict[str, Any] = {**(source.get("custom") or {}), **(metadata or {})}
+    custom.pop(NOT_INHERITED, None)
+    if child:
+        custom |= {"parent_session_id": plan.source.session_id, "child_session_kind": "child"}
+    value = new_document(
+        session_id,
+        workspace_id=workspace_id,
+        cwd=cwd,
+        now=plan.created_at,
+        title=title,
+        metadata=custom,
+        tags={**(source.get("tags") or {}), **(tags or {})},
+        forked_from=plan.forked_from,
+    )
+    if title is None:
+        named = f"{'Child' if child else 'Fork'}: {source.get('title') or plan.source.session_id}"
+        value["title"], value["title_kind"] = named[:MAX_TITLE_CHARS], "replaceable"
+    value["updated_at"] = int(source.get("updated_at") or plan.created_at)
+    value["fork_group"], value["fork_index"] = group, index
+    if plan.main.prompt is not None:
+        value["last_prompt"] = plan.main.prompt
+    if plan.main.reason is not None:
+        ended = plan.main.reason
+        done = ended in ("completed", "truncated")
+        value["last_turn_reason"] = "completed" if done else "cancelled" if ended == "cancelled" else "failed"
+    left_out = plan.left_out_data()
+    if left_out is not None:
+        value["fork_left_out"] = left_out
+    with_agents(value, list(plan.agents))
+    return value
