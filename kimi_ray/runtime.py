@@ -8,14 +8,15 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kimi_ray.app import SessionList, SessionSummary, checked_workspace
+from kimi_ray.app import SessionList, SessionSummary, WorkspaceList, checked_workspace
 from kimi_ray.config import RuntimeConfig, load_config, load_models
 from kimi_ray.courier import Courier
 from kimi_ray.errors import ConfigError, RuntimeFault, SessionError, StoreError
+from kimi_ray.forks import Forks
 from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.live_session import MAIN
-from kimi_ray.hosts.specs import SessionSpec
+from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.session_handle import Session
@@ -44,8 +45,12 @@ class Runtime:
         self._closing: asyncio.Task[None] | None = None
         self.lifecycle = Lifecycle(self._courier, self._services.notes, self._let_go)
         """Archive, restore, delete, for workspaces and commands."""
-        self.sessions = SessionList(self._courier.store.list_documents)
-        """All sessions of the home: ``list_recent``, ``count``, ``get``."""
+        self.forks = Forks(self._courier, self._services.notes, self.lifecycle)
+        """Forks without bringing them to life: ``publish``."""
+        self.sessions = SessionList(self._courier.store)
+        """All sessions of the home: ``list_recent``, ``page``, ``count``, ``get``."""
+        self.workspaces = WorkspaceList(self._courier.store)
+        """The directories that sessions were worked in: ``list``, ``get``, ``rename``, ``forget``."""
 
     @classmethod
     def connect(
@@ -190,6 +195,7 @@ class Runtime:
                 )
             )
         finally:
+            await self.workspaces.close()
             await self._courier.close()
             await self._connection.disconnect()
         if failures:
@@ -217,6 +223,7 @@ class Runtime:
         else:
             link.host = host
             link.opened = link.opened or info.opened
+        self._links[spec.session_id].came_back(info)
         return self._sessions[spec.session_id]
 
     def _refuse_when_closed(self) -> None:
@@ -230,10 +237,19 @@ class Runtime:
             link.closed = True
             self._courier.forget(session_id)
 
-    async def binding(self, session_id: str) -> dict[str, Any] | None:
-        """The profile, model, sampling, limits and workdir that a stored main agent was bound with, or None."""
+    def known_main(self, session_id: str) -> AgentSpec | None:
+        """The main agent of a session that this program has open, or None."""
+        link = self._links.get(session_id)
+        return None if link is None or link.closed else link.spec.main
+
+    async def is_alive(self, node_id: str) -> bool:
+        """Whether a node of the cluster is there."""
+        return any(node.alive and node.node_id == node_id for node in await self._connection.cluster.nodes())
+
+    async def binding(self, session_id: str, agent_id: str = MAIN) -> dict[str, Any] | None:
+        """The profile, model, sampling, limits and workdir that a stored agent was bound with, or None."""
         try:
-            return await read_binding(self._courier.store, Stream(session_id, MAIN))
+            return await read_binding(self._courier.store, Stream(session_id, agent_id))
         except StoreError as error:
             if error.code != "store.deleted":
                 raise

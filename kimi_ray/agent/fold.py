@@ -1,7 +1,7 @@
 """What a log says about its agent: prompts, totals, the last request header, the bound profile.
 
 One fold serves the live agent (as an observer of its log) and a reopened one (over the stored events), so both see
-the same.
+the same. The log of a fork begins with its source's: at ``log/end-seed`` only what the model saw goes on.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ class AgentFold:
     fingerprint: str | None = None
     last_message_seq: int | None = None
     sums: _Sums = field(default_factory=_Sums)
+    revivals: int = 0
+    """How often the agent was brought back to open work since it last finished a turn by itself."""
+    last_lives: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
+    """The last two ``runtime/activated``: where it lived before, and where it lives."""
+    seed_bind: dict[str, Any] | None = None
+    """How the agent is bound behind a seed: what the log's header says, none of the source's."""
     _turn_base: _Sums = field(default_factory=_Sums)
     _turn_text: str = ""
     _turn_message_seq: int | None = None
@@ -188,6 +194,8 @@ class AgentFold:
         reason = event.data["reason"]
         if reason["kind"] == "interrupted":
             s.interruptions += 1
+        else:
+            self.revivals = 0
         s.wall_ms += max(0, event.time - self._turn_started)
         usage = Usage(
             input=s.input - base.input,
@@ -209,6 +217,11 @@ class AgentFold:
         )
         if len(self.turns) > self.keep_turns:
             del self.turns[next(iter(self.turns))]
+
+    def _activated(self, event: SessionEvent) -> None:
+        self.last_lives = (self.last_lives[1], event.data)
+        is_open = any(record.state not in FINAL_STATES for record in reversed(self.prompts.values()))
+        self.revivals = self.revivals + 1 if is_open else 0
 
     def _step_start(self, _event: SessionEvent) -> None:
         self.sums.steps += 1
@@ -263,6 +276,17 @@ class AgentFold:
     def _model(self, event: SessionEvent) -> None:
         self.model_name = event.data["model"]
 
+    def _end_seed(self, _event: SessionEvent) -> None:
+        """What came before is the source's: its open prompts are not run here, its use is not counted here."""
+        self.prompts = {key: record for key, record in self.prompts.items() if record.state in FINAL_STATES}
+        self.sums = _Sums()
+        self._turn_base = _Sums()
+        self.revivals = 0
+        self.last_lives = (None, None)
+        self.bind = self.seed_bind
+        if self.seed_bind is not None:
+            self.model_name = self.seed_bind.get("model")
+
 
 _HANDLERS: dict[str, Any] = {
     "prompt/submitted": AgentFold._submitted,  # pyright: ignore[reportPrivateUsage]
@@ -271,6 +295,7 @@ _HANDLERS: dict[str, Any] = {
     "prompt/completed": AgentFold._completed,  # pyright: ignore[reportPrivateUsage]
     "turn/start": AgentFold._turn_start,  # pyright: ignore[reportPrivateUsage]
     "turn/end": AgentFold._turn_end,  # pyright: ignore[reportPrivateUsage]
+    "runtime/activated": AgentFold._activated,  # pyright: ignore[reportPrivateUsage]
     "step/start": AgentFold._step_start,  # pyright: ignore[reportPrivateUsage]
     "step/end": AgentFold._step_end,  # pyright: ignore[reportPrivateUsage]
     "tool/call": AgentFold._tool_call,  # pyright: ignore[reportPrivateUsage]
@@ -280,6 +305,7 @@ _HANDLERS: dict[str, Any] = {
     "request/header": AgentFold._header,  # pyright: ignore[reportPrivateUsage]
     "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
+    "log/end-seed": AgentFold._end_seed,  # pyright: ignore[reportPrivateUsage]
 }
 
 FOLLOWED = frozenset(_HANDLERS)

@@ -42,6 +42,9 @@ class AgentSpec:
     """What the other agents of its session's tree have used so far: counted against ``limits`` too."""
     send_seed: bool = True
     """Whether ``sampling.seed`` goes over the wire or is only recorded."""
+    model_as_stored: bool = False
+    """The model is the one that a stored log was thought to name: where it names another (``profile/model``), the agent
+    does not come to life and ``agent.model_needed`` {model} says which."""
     claim: str | None = None
     """The nonce of the session's claim on whose behalf this is asked; when another claim is in force: refused."""
 

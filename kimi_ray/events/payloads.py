@@ -341,7 +341,7 @@ class RuntimeActivated(Payload):
 
 
 class SubagentSpawned(Payload):
-    """A child agent exists."""
+    """A child agent exists; ``seq`` and ``epoch`` are its durable position, for one that began with a history."""
 
     agent_id: str
     profile: str | None = None
@@ -349,6 +349,8 @@ class SubagentSpawned(Payload):
     item_id: str | None = None
     repeat: int | None = None
     attempt: int | None = None
+    seq: int | None = None
+    epoch: int | None = None
 
 
 class SubagentStarted(Payload):

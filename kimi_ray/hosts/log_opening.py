@@ -133,6 +133,22 @@ class LogOpener:
         opened = self._open.get(stream)
         return None if opened is None else opened.controller.nonce
 
+    async def confirm(self, stream: Stream, claim: str) -> bool:
+        """Whether nobody else was granted a log that is open here, asked on behalf of a session's claim.
+
+        Raises:
+            KimiRayError: ``session.fenced`` when another claim is in force; why the store cannot be asked.
+        """
+        opened = self._open.get(stream)
+        if opened is None:
+            return False
+        shard = shard_of(stream.session_id, self._config.shards)
+        # Granted to this nonce already, so nothing changes but that the claim is looked at.
+        answer = await self._grants.add(shard, (stream, opened.controller.nonce, claim))
+        if isinstance(answer, dict):
+            raise error_from_data(cast("dict[str, Any]", answer))
+        return answer.epoch == opened.epoch
+
     def end(self, stream: Stream) -> None:
         """The agent's work is done for good."""
         opened = self._open.get(stream)
@@ -205,7 +221,7 @@ class LogOpener:
     async def _restore(self, stream: Stream, grant: WriterGrant) -> tuple[EventLog, AgentFold]:
         header = grant.header if grant.header is not None else (await self._store.inspect(stream)).header
         log = EventLog(parse_header(header), max_event_bytes=self._config.max_event_bytes)
-        fold = AgentFold()
+        fold = AgentFold(seed_bind=header.get("bind"))
         try:
             async with aclosing(self._pages(stream, grant.next_seq)) as pages:
                 async for lines in pages:
