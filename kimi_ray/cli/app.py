@@ -21,6 +21,7 @@ from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
+from kimi_ray.cli.session_export import export
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -63,6 +64,7 @@ sessions.command("delete")(delete)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
+sessions.command("export")(export)
 app.add_typer(sessions, name="sessions")
 app.add_typer(imports, name="import")
 app.add_typer(bench, name="bench")

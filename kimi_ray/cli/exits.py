@@ -33,10 +33,12 @@ _USAGE = frozenset(
         "tool.duplicate",
         "tool.not_importable",
         "tool.unknown",
+        "workdir.bad_ref",
         "workdir.invalid",
+        "workdir.no_git",
+        "workdir.not_a_repository",
         "workdir.not_a_directory",
         "workdir.not_found",
-        "workdir.unsupported",
         "workspace.not_found",
         "workspace.not_on_node",
     }

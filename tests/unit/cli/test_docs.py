@@ -16,7 +16,7 @@ from kimi_ray.runs.rows import AttemptRow, ResultRow
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 _FAMILIES = (
-    "agent|bench|config|context|dsh|environment|import|infra|items|limit|log|model|profile|prompt|provider|request|run|runtime|"
+    "agent|bench|config|context|dsh|environment|export|import|infra|items|limit|log|model|profile|prompt|provider|request|run|runtime|"
     "session|store|swarm|tool|turn|workdir|workspace"
 )
 _CODE = re.compile(rf"\A(?:{_FAMILIES})\.[a-z][a-z_]*\Z")
