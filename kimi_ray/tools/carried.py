@@ -8,6 +8,7 @@ their files; installed packages count as part of the environment.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import pickle
@@ -158,20 +159,48 @@ def _functions_of(tool: Tool) -> list[Any]:
 
 
 def _with_imports(names: set[str]) -> set[str]:
-    """These modules and, transitively, the user's modules whose objects or selves are among their globals."""
+    """These modules and the user's modules that they use, their packages among them, transitively."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in found or not _is_the_users(name):
             continue
         found.add(name)
-        module = sys.modules.get(name)
-        for value in list(vars(module).values()) if module is not None else []:
-            other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(other, str) and other not in found and _is_the_users(other):
-                waiting.append(other)
+        waiting += [name.rsplit(".", 1)[0]] if "." in name else []
+        waiting += _used_by(name)
     return found
+
+
+def _used_by(name: str) -> set[str]:
+    """What a module imports anywhere in its text, and where the objects among its globals come from."""
+    module = sys.modules.get(name)
+    used: set[str] = set()
+    for value in list(vars(module).values()) if module is not None else []:
+        other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        used |= {other} if isinstance(other, str) else set()
+    text = _source(name)
+    try:
+        nodes = list(ast.walk(ast.parse(text))) if text is not None else []
+    except (SyntaxError, ValueError):
+        return used  # it was edited since it was loaded, and is in the middle of that
+    package = name if module is not None and hasattr(module, "__path__") else name.rpartition(".")[0]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            used |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return {one for one in used if one and _is_there(one)}
+
+
+def _is_there(name: str) -> bool:
+    """Whether there is such a module, without importing anything for the answer."""
+    if name in sys.modules:
+        return True
+    parent = name.rpartition(".")[0]
+    return (not parent or parent in sys.modules) and _file(name) is not None
 
 
 def _is_the_users(name: str) -> bool:

@@ -17,10 +17,12 @@ from kimi_ray.tools.carried import CarriedTool, carried, check_importable, code_
 TOOL = """
 from kimi_ray import tool
 import {helper}
+from {helper}_value import VALUE
 
 @tool
 def weigh(what: str) -> str:
     '''Weigh something.'''
+    import {helper}_lazy
     return {helper}.WORD + what
 """
 
@@ -32,6 +34,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def write(word: str, comment: str = "", name: str = "f_tools") -> FunctionTool:
         (tmp_path / f"{name}_helper.py").write_text(f"WORD = {word!r}\n")
+        for more in ("value", "lazy"):
+            (tmp_path / f"{name}_helper_{more}.py").write_text("VALUE = 1\n")
         (tmp_path / f"{name}.py").write_text(TOOL.format(helper=f"{name}_helper") + f"# {comment}\n")
         for module in (name, f"{name}_helper"):
             sys.modules.pop(module, None)
@@ -69,11 +73,37 @@ def test_the_digest_is_of_the_code_and_of_what_it_imports(written):
     assert code_digest(written("light ")) != first
 
 
-def test_an_edit_shows_though_the_module_is_loaded(written, tmp_path: Path):
+@pytest.mark.parametrize("edited", ["f_tools", "f_tools_helper", "f_tools_helper_value", "f_tools_helper_lazy"])
+def test_an_edit_shows_though_the_module_is_loaded_or_never_was(written, tmp_path: Path, edited: str):
     tool = written("heavy ")
     before = code_digest(tool)
-    (tmp_path / "f_tools_helper.py").write_text("WORD = 'feathery '\n")
+    with (tmp_path / f"{edited}.py").open("a") as file:
+        file.write("WORD = 'feathery '\n")
     assert code_digest(tool) != before
+    (tmp_path / f"{edited}.py").write_text("def broken(:\n")
+    assert code_digest(tool) != before
+
+
+def test_packages_and_relative_imports_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "f_tools_package" / "inner"
+    package.mkdir(parents=True)
+    files = [package.parent / "__init__.py", package / "__init__.py", package / "words.py", package.parent / "top.py"]
+    for file in files:
+        file.write_text("VALUE = 1\n")
+    text = (
+        "from kimi_ray import tool\nfrom .words import VALUE\nfrom ..top import VALUE as other\nfrom . import words\n"
+    )
+    (package / "mine.py").write_text(text + "@tool\ndef up(n: int) -> int:\n    'Up.'\n    return n\n")
+    importlib.invalidate_caches()
+    tool = importlib.import_module("f_tools_package.inner.mine").up
+    seen = {code_digest(tool)}
+    for file in files:
+        file.write_text("VALUE = 2\n")
+        seen.add(code_digest(tool))
+    assert len(seen) == 1 + len(files)
+    for module in [module for module in sys.modules if module.startswith("f_tools")]:
+        del sys.modules[module]
 
 
 def test_fingerprints_need_no_order_and_are_neutral_without_code(written):
