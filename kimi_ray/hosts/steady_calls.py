@@ -16,7 +16,10 @@ from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, s
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.settings import Isolation
 from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionCopy, SessionGrant, Stream, WriterGrant
+from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery
+from kimi_ray.store.session_index_rows import IndexRow, SessionSummary
 from kimi_ray.store.sharding import shard_of
+from kimi_ray.store.workspace_registry import WorkspaceEntry
 
 _PAUSE_S = 0.05
 _PAUSE_MAX_S = 1.0
@@ -158,6 +161,58 @@ class StoreCalls:
     async def remove(self, session_id: str) -> None:
         """Delete a session (``Store.remove``)."""
         await self._call(session_id, "remove", session_id, group="store")
+
+    async def query_sessions(self, query: SessionQuery, *, aliases: bool = False) -> SessionPage:
+        """The sessions that are asked for, from all shards (``PersistenceService.query_sessions``)."""
+        return await self._call_shard(
+            0, "query_sessions", query, await self._waiting_elsewhere(), aliases, group="store"
+        )
+
+    async def count_sessions(self, query: SessionQuery, *, aliases: bool = False) -> int:
+        """How many sessions are asked for."""
+        return await self._call_shard(
+            0, "count_sessions", query, await self._waiting_elsewhere(), aliases, group="store"
+        )
+
+    async def get_session_summary(self, session_id: str) -> SessionSummary | None:
+        """One session, or None: the process of its shard wrote its document last."""
+        return await self._call(session_id, "get_session_summary", session_id, group="store")
+
+    async def forget_session_summary(self, session_id: str) -> None:
+        """Drop a session from the index until its next document or comparison; the session stays."""
+        await self._call(session_id, "forget_session_summary", session_id, group="store")
+
+    async def index_status(self) -> IndexStatus:
+        """How the index is, as the first shard sees it."""
+        return await self._call_shard(0, "index_status", group="store")
+
+    async def prepare_index(self) -> IndexStatus:
+        """See that the index is ready, if it can be."""
+        return await self._call_shard(0, "prepare_index", group="store")
+
+    async def list_workspaces(self) -> list[WorkspaceEntry]:
+        """All workspaces, the one opened last first."""
+        return await self._call_shard(0, "list_workspaces", group="store")
+
+    async def touch_workspace(self, root: str, name: str | None = None) -> WorkspaceEntry:
+        """A directory is worked in now."""
+        return await self._call_shard(0, "touch_workspace", root, name, group="store")
+
+    async def update_workspace(self, workspace_id: str, name: str) -> WorkspaceEntry:
+        """Give a workspace another name."""
+        return await self._call_shard(0, "update_workspace", workspace_id, name, group="store")
+
+    async def delete_workspace(self, workspace_id: str) -> None:
+        """Forget a workspace; its sessions stay."""
+        await self._call_shard(0, "delete_workspace", workspace_id, group="store")
+
+    async def _waiting_elsewhere(self) -> dict[str, IndexRow | None] | None:
+        if self._shards == 1:
+            return None
+        found = await asyncio.gather(
+            *(self._call_shard(shard, "index_pending", group="store") for shard in range(1, self._shards))
+        )
+        return {one: row for waiting in found for one, row in waiting.items()}
 
     async def _write_documents(self, shard: int, writes: list[Any]) -> list[Any]:
         return await self._call_shard(shard, "write_documents", writes, group="store")

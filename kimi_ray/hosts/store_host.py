@@ -32,7 +32,11 @@ from kimi_ray.store.seam import (
     VerifyReport,
     WriterGrant,
 )
+from kimi_ray.store.session_index_mirror import Changes
+from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery
+from kimi_ray.store.session_index_rows import IndexRow, SessionSummary
 from kimi_ray.store.wire import AppendCall
+from kimi_ray.store.workspace_registry import WorkspaceEntry
 
 T = TypeVar("T")
 
@@ -70,6 +74,17 @@ class StoreHost:
         "read_raw": "default",
         "read_blob": "default",
         "remove": "default",
+        "query_sessions": "default",
+        "count_sessions": "default",
+        "get_session_summary": "default",
+        "forget_session_summary": "default",
+        "index_pending": "default",
+        "index_status": "default",
+        "prepare_index": "default",
+        "list_workspaces": "default",
+        "touch_workspace": "default",
+        "update_workspace": "default",
+        "delete_workspace": "default",
         "identity": "default",
         "stats": "control",
         "ping": "control",
@@ -238,6 +253,52 @@ class StoreHost:
     async def remove(self, session_id: str) -> None:
         """See ``Store.remove``."""
         await self._service.remove(session_id)
+
+    async def query_sessions(
+        self, query: SessionQuery, waiting: Changes | None = None, aliases: bool = False
+    ) -> SessionPage:
+        """See ``PersistenceService.query_sessions``."""
+        return await self._service.query_sessions(query, waiting, aliases=aliases)
+
+    async def count_sessions(self, query: SessionQuery, waiting: Changes | None = None, aliases: bool = False) -> int:
+        """See ``PersistenceService.count_sessions``."""
+        return await self._service.count_sessions(query, waiting, aliases=aliases)
+
+    async def get_session_summary(self, session_id: str, waiting: Changes | None = None) -> SessionSummary | None:
+        """See ``PersistenceService.get_session_summary``."""
+        return await self._service.get_session_summary(session_id, waiting)
+
+    async def forget_session_summary(self, session_id: str) -> None:
+        """See ``PersistenceService.forget_session_summary``."""
+        await self._service.forget_session_summary(session_id)
+
+    async def index_pending(self) -> dict[str, IndexRow | None]:
+        """See ``PersistenceService.index_pending``."""
+        return await self._service.index_pending()
+
+    async def index_status(self) -> IndexStatus:
+        """See ``PersistenceService.index_status``."""
+        return await self._service.index_status()
+
+    async def prepare_index(self) -> IndexStatus:
+        """See ``PersistenceService.prepare_index``."""
+        return await self._service.prepare_index()
+
+    async def list_workspaces(self) -> list[WorkspaceEntry]:
+        """See ``PersistenceService.list_workspaces``; like the three below for the first shard alone."""
+        return await self._service.list_workspaces()
+
+    async def touch_workspace(self, root: str, name: str | None = None) -> WorkspaceEntry:
+        """See ``PersistenceService.touch_workspace``."""
+        return await self._service.touch_workspace(root, name)
+
+    async def update_workspace(self, workspace_id: str, name: str) -> WorkspaceEntry:
+        """See ``PersistenceService.update_workspace``."""
+        return await self._service.update_workspace(workspace_id, name)
+
+    async def delete_workspace(self, workspace_id: str) -> None:
+        """See ``PersistenceService.delete_workspace``."""
+        await self._service.delete_workspace(workspace_id)
 
     async def identity(self) -> StoreIdentity:
         """``store.json``, opening the store."""
