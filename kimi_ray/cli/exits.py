@@ -12,8 +12,9 @@ INTERRUPTED = 130
 _WORK_FAILED = frozenset({"swarm.failed", "swarm.incomplete", "run.write_failed", "run.in_use"})
 _USAGE = frozenset(
     {
-        "request.unknown_id",
+        "agent.not_found",
         "request.ambiguous_id",
+        "request.unknown_id",
         "runtime.auth",
         "runtime.mismatch",
         "runtime.other_cluster",
@@ -21,6 +22,7 @@ _USAGE = frozenset(
         "session.bad_id",
         "session.bad_metadata",
         "session.exists",
+        "session.fork_point_not_found",
         "session.not_found",
         "store.backend_unavailable",
         "store.home_not_writable",
@@ -36,8 +38,8 @@ _USAGE = frozenset(
         "workdir.bad_ref",
         "workdir.invalid",
         "workdir.no_git",
-        "workdir.not_a_repository",
         "workdir.not_a_directory",
+        "workdir.not_a_repository",
         "workdir.not_found",
         "workspace.not_found",
         "workspace.not_on_node",

@@ -89,7 +89,8 @@ async def find_session(store: ReadStore, text: str) -> str:
     documents = await store.list_documents()
     run_id = _run_id_of(text)
     if run_id is not None:
-        documents = [document for document in documents if run_of(document.value) == run_id]
+        of_run = [document for document in documents if run_of(document.value) == run_id]
+        documents = [document for document in of_run if "fork_group" not in document.value] or of_run
     if text == LAST or run_id is not None:
         if not documents:
             raise _no_session(text)
@@ -160,8 +161,12 @@ async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
 
 
 async def _in_headers(store: ReadStore, run: str, item: str) -> Stream:
-    """A rollout by the headers of the logs; of several attempts the last."""
-    logs = [(log.stream, log.header) for log in await store.list() if log.header and log.header.get("run_id")]
+    """A rollout by the headers of the logs; of several attempts the last. A fork of it is another session."""
+    logs = [
+        (log.stream, log.header)
+        for log in await store.list()
+        if log.header and log.header.get("run_id") and "forked_from" not in log.header
+    ]
     runs = {str(header["run_id"]) for _, header in logs}
     run_id = _by_suffix(sorted(runs), run, "run")
     attempts: dict[tuple[str, int], list[tuple[int, Stream]]] = {}

@@ -264,9 +264,9 @@ def _title(one: Difference) -> str:
     if one.index is None:
         what = one.path or "is there only once"
         return one_line(f"{who}: {what}")
-    a, b = ("between turns" if place is None else f"{place[0]}.{place[1]}" for place in one.places)
-    place = a if a == b else f"{a} and {b}"
-    return one_line(f"{who}: message {one.index} (step {place}){': ' + one.path if one.path else ''}")
+    places = [f"{place[0]}.{place[1]}" for place in one.places if place is not None]
+    where = f" (step {' and '.join(dict.fromkeys(places))})" if places else ""
+    return one_line(f"{who}: message {one.index}{where}{': ' + one.path if one.path else ''}")
 
 
 def _value(value: object) -> str:

@@ -25,6 +25,9 @@ from kimi_ray.store.seam import ListedLog, Stream
 
 _FOLLOWED = frozenset({"turn/start", "step/start", "request/header"})
 _SETTINGS = ("profile", "model", "sampling", "limits", "workdir")
+_NOTHING_SAID = ("sampling", "limits")
+"""Settings that are the same absent and empty."""
+_WHERE_IT_LIES = ("prepared", "created", "node")
 _REQUEST = ("provider", "system", "tools")
 _UNREADABLE = ("store.corrupt", "store.not_found")
 
@@ -261,7 +264,7 @@ def _first_message(pair: tuple[str, str], one: _Agent, other: _Agent) -> Iterato
 def _settings(pair: tuple[str, str], one: _Agent, other: _Agent) -> Iterator[Difference]:
     binds = [bind_at(agent.header, agent.found) or {} for agent in (one, other)]
     for name in _SETTINGS:
-        a, b = [_workdir(bind) if name == "workdir" else bind.get(name, ABSENT) for bind in binds]
+        a, b = [_setting(bind, name) for bind in binds]
         for found in all_differences(a, b, name):
             yield Difference("settings", pair, *found)
     if one.request is not None and other.request is not None:
@@ -271,12 +274,13 @@ def _settings(pair: tuple[str, str], one: _Agent, other: _Agent) -> Iterator[Dif
                 yield Difference("settings", pair, *found)
 
 
-def _workdir(bind: Mapping[str, Any]) -> Any:
-    workdir = bind.get("workdir", ABSENT)
-    if not isinstance(workdir, Mapping):
-        return workdir
-    told = cast("Mapping[str, Any]", workdir)
-    return {key: value for key, value in told.items() if key not in ("prepared", "created")}
+def _setting(bind: Mapping[str, Any], name: str) -> Any:
+    value = bind.get(name)
+    if value is None:
+        return {} if name in _NOTHING_SAID else ABSENT
+    if name == "workdir":
+        return {key: item for key, item in value.items() if key not in _WHERE_IT_LIES}
+    return value
 
 
 def _shown(message: Mapping[str, Any], calls: dict[str, str]) -> Any:
