@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,8 @@ class SessionLink:
         self.closed = False
         self.closing = False
         """Nobody but the close itself may bring the session back any more."""
+        self.on_waiting: Callable[[dict[str, str]], None] | None = None
+        """Hears, when the session came back, whose accepted prompts wait for a model, with its name."""
         self._finding = asyncio.Lock()
 
     @property
@@ -101,6 +104,12 @@ class SessionLink:
             self.spec = spec
             self.host = host
             self.opened = self.opened or info.opened
+            self.came_back(info)
+
+    def came_back(self, info: SessionInfo) -> None:
+        """The session was brought to life, or joined."""
+        if info.waiting and self.on_waiting is not None:
+            self.on_waiting(info.waiting)
 
 
 async def open_session(courier: Courier, spec: SessionSpec) -> tuple[SessionInfo, str]:

@@ -7,6 +7,7 @@ back is an entry in ``failures``: the rest of the tree goes on.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import AgentError, KimiRayError
@@ -96,7 +97,7 @@ class TreeRecovery:
                 ready.append(agent_id)
         self._written = set(self._agents)
         await self._settle(logs)
-        if self._agents != before.agents:
+        if frozenset(self._agents) != before.agents:
             await self._write()
         if ready:
             self._reviving = asyncio.create_task(self._revive(ready), name=f"revive agents of {live.id}")
@@ -129,6 +130,8 @@ class TreeRecovery:
         await stop_agents(live.services.cluster, live.id, orphans, live.spec.nonce, within_s)
         for agent_id in so_far.agents:
             self.living.pop(agent_id, None)
+        if orphans:
+            await self._settle(logs, kept)
         for one, stored in going.values():
             live.agents.pop(one.agent_id, None)
             live.tree.exclude(stored.fold, live.price)
@@ -176,7 +179,7 @@ class TreeRecovery:
 
         await asyncio.gather(*(revive(agent_id) for agent_id in agent_ids))
 
-    async def _settle(self, logs: list[ListedLog]) -> None:
+    async def _settle(self, logs: list[ListedLog], going: Collection[str] = ()) -> None:
         """Write into parents' logs what a lost host knew of their children and could not say any more."""
         live = self._live
         for parent in sorted(set(self._runs.values())):
@@ -187,7 +190,7 @@ class TreeRecovery:
                 log = live.log_of(parent)
                 await log.flush()
                 told_by = Stream(live.id, parent)
-                log.add(await untold(live.services.store, told_by, runs, logs, self.living))
+                log.add(await untold(live.services.store, told_by, runs, logs, {*self.living, *going}))
                 await log.flush()
             except KimiRayError as error:
                 if error.code in _FENCED:
