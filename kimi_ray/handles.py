@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
@@ -214,6 +214,18 @@ class Agent:
         """
         resolved = self.services.resolve_model(model)
         await self._link.call("set_agent_model", self._link.id, self.id, resolved)
+        if self.id == MAIN:
+            self._link.spec = replace(self._link.spec, main=replace(self._link.spec.main, model=resolved))
+
+    async def wake(self) -> None:
+        """Bring the agent to life if it is cold: prompts that it accepted before a crash run then.
+
+        Raises:
+            AgentError: ``agent.not_found``.
+            ConfigError: ``model.not_configured`` for the model that its log names.
+        """
+        known = await self._link.call("find_agent", self._link.id, self.id, group="control")
+        await self._resolve(known)
 
     async def flush(self) -> None:
         """Everything of this agent is durable from here on."""

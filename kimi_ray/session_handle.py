@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
-from kimi_ray.errors import ConfigError, KimiRayError, ToolError
+from kimi_ray.errors import AgentError, ConfigError, KimiRayError, ToolError
 from kimi_ray.events import SessionEvent
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.execute import RunSink, open_run, reopen_run
 from kimi_ray.runs.manifest import seed_of
@@ -65,6 +66,7 @@ class SwarmOptions(TypedDict, total=False):
     out: str | os.PathLike[str] | None
     resume: bool
     retry: Sequence[str]
+    parent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Session:
         self._link = link
         self._services = services
         self._agents: dict[str, Agent] = {}
+        link.on_waiting = self._wake
 
     def __repr__(self) -> str:
         return f"Session({self.id})"
@@ -115,9 +118,39 @@ class Session:
             found = self._agents[agent_id] = Agent(self._link, self._services, agent_id)
         return found
 
+    def _wake(self, waiting: dict[str, str]) -> None:
+        """Prompts that these agents accepted before a crash are to run, and only here their models are known."""
+        for agent_id in waiting:
+            self._services.courier.afterwards(self.agent(agent_id).wake())
+
     async def agents(self) -> list[dict[str, Any]]:
         """Every agent that has a log: ``{agent_id, type, live, labels, profile, run_id, item_id, repeat, ...}``."""
         return await self._link.call("list_agents", self.id, group="store")
+
+    async def fork_agent(self, agent_id: str = MAIN) -> Agent:
+        """A new agent of this session that begins with the history of another one, which may be in the middle of a
+        turn: what is open in the history is closed for the new one alone, as of unknown outcome. It has the source's
+        profile, model and directory, and is ready for ``submit``; nothing of it runs before.
+
+        Args:
+            agent_id: Whose history.
+
+        Raises:
+            AgentError: ``agent.not_found``.
+            ConfigError: ``model.not_configured`` for the model of a cold source.
+        """
+        nonce = new_ulid()
+        model: ResolvedModel | None = None
+        for _ in range(2):
+            try:
+                made: str = await self._link.call("fork_agent", self.id, agent_id, nonce, model)
+            except AgentError as error:
+                if error.code != "agent.model_needed" or model is not None:
+                    raise
+                model = self._services.resolve_model(str(error.details["model"]))
+            else:
+                return self.agent(made)
+        raise AssertionError
 
     async def metadata(self) -> dict[str, Any]:
         """The session's document (``state.json``): title, times, cwd, agents, ``custom`` and tags of the caller."""
@@ -263,6 +296,7 @@ class Session:
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         retry: Sequence[str] = (),
+        parent: str = MAIN,
     ) -> SwarmHandle:
         """Run one prompt over many items, each by an agent of its own. A failing one is data in its row.
 
@@ -293,12 +327,15 @@ class Session:
             resume: Go on with the run in ``out``, called with the arguments of its start: what is finished is kept,
                 what is missing runs, and the report has every key. Its id and seed are taken from ``run.json``.
             retry: With ``resume``: error classes that are run again beyond those that always are.
+            parent: The agent of this session whose children these are: its log tells of them, and they are one level
+                deeper in the tree than it. A cold one comes to life for it.
 
         Raises:
             RunError: ``items.*``, ``swarm.*``, ``run.exists`` and other ``run.*`` of the directory; ``run.mismatch``
                 when the prompt or the items of a resumed run are others.
             ConfigError: ``profile.unknown``, ``model.not_configured``.
             ToolError: ``tool.unknown``, ``tool.bad_signature``.
+            AgentError: ``agent.not_found`` for a parent that this session does not have.
         """
         check_settings(
             sampling=(Sampling, sampling),
@@ -346,14 +383,14 @@ class Session:
             user_tools=user_tools,
         )
         if out is None:
-            return await self.start_plan(plan, resolved)
+            return await self.start_plan(plan, resolved, parent=parent)
         if resume:
             plan, sink = await reopen_run(plan, out, retry=retry)
-            return await self.start_plan(plan, resolved, sink=sink)
+            return await self.start_plan(plan, resolved, sink=sink, parent=parent)
         arguments = {"profile": bound.said(), "model": resolved.name, "max_concurrency": max_concurrency}
         config = self._services.courier.config.model_dump(mode="json")
         sink = await open_run(plan, out, arguments=arguments, config=config, model=resolved, cwd=self.cwd or ".")
-        return await self.start_plan(plan, resolved, sink=sink)
+        return await self.start_plan(plan, resolved, sink=sink, parent=parent)
 
     def with_workdir(self, settings: SwarmSettings) -> SwarmSettings:
         """The settings with the session's directory for agents that have tools and were told no other."""
@@ -361,7 +398,9 @@ class Session:
             return settings
         return settings.model_copy(update={"workdir": Workdir.shared(self.cwd)})
 
-    async def start_plan(self, plan: RunPlan, model: ResolvedModel, *, sink: RunSink | None = None) -> SwarmHandle:
+    async def start_plan(
+        self, plan: RunPlan, model: ResolvedModel, *, sink: RunSink | None = None, parent: str = MAIN
+    ) -> SwarmHandle:
         """Run a checked plan (``runs.plan_run``), with its rows kept in a run directory if there is a ``sink``.
 
         The sink is closed when the swarm is over, or when it cannot begin.
@@ -386,6 +425,7 @@ class Session:
             cwd=self.cwd,
             price_date=datetime.now(UTC).date().isoformat() if model.settings.price is not None else None,
             denied_paths=tuple(dict.fromkeys(denied)),
+            parent=parent,
         )
         handle = SwarmHandle(
             self._link,
@@ -394,6 +434,7 @@ class Session:
             sink=sink.write if sink is not None else None,
             run_dir=str(sink.path) if sink is not None else None,
             on_end=sink.close if sink is not None else None,
+            wake_parent=self.agent(parent).wake if parent != MAIN else None,
         )
         try:
             await handle.start()

@@ -30,10 +30,12 @@ from kimi_ray.hosts.agent_services import (
     workdirs_base,
 )
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
+from kimi_ray.hosts.draining import Leavers
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
 from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
 from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.quiescence import LEASE_S, Quiescence
 from kimi_ray.hosts.specs import Ack, EventPage, RunRequest, Submit
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.llm.models import ResolvedModel
@@ -41,6 +43,8 @@ from kimi_ray.log import Message
 from kimi_ray.scopes import assemble
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
+from kimi_ray.tools.carried import NEUTRAL, check_importable, fingerprint_of
+from kimi_ray.tools.contract import Tool
 from kimi_ray.version import __version__
 
 
@@ -55,6 +59,7 @@ class AgentHost:
 
     PORT: ClassVar[dict[str, Group]] = {
         "run_many": "default",
+        "adopt": "default",
         "submit_many": "default",
         "make_workdirs": "default",
         "drop_workdirs": "default",
@@ -66,7 +71,12 @@ class AgentHost:
         "set_model": "control",
         "steer": "control",
         "progress": "control",
+        "check_tools": "control",
+        "let_go": "store",
         "totals": "control",
+        "quiesce": "control",
+        "check_quiescence": "control",
+        "release_quiescence": "control",
         "spent_elsewhere": "control",
         "ping": "control",
         "stats": "control",
@@ -89,8 +99,11 @@ class AgentHost:
         self._burials: dict[Stream, asyncio.Task[Any]] = {}
         self._releasing: set[Stream] = set()
         self._claims: dict[Stream, str | None] = {}
+        self._fingerprint = NEUTRAL
+        self._leavers = Leavers(workspace_shared=config.workspace_shared)
         self._outcomes = Outcomes()
         self._admission = Admission()
+        self._quiescence = Quiescence(self._agents.get)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -112,6 +125,7 @@ class AgentHost:
         if self._closed:
             return
         self._closed = True
+        self._quiescence.close()
         acks = await self.close_agents(list(self._agents), False)
         await self._opener.close()
         for task in list(self._tasks):
@@ -135,6 +149,7 @@ class AgentHost:
             "agents": len(self._agents),
             "sessions": [],
             "streams": [tuple(stream) for stream in self._agents],
+            "fingerprint": self._fingerprint,
             "node_id": self._cluster.node_id,
             "pid": os.getpid(),
         }
@@ -177,9 +192,19 @@ class AgentHost:
         return ready or await self._outcomes.wait(by_stream, timeout_s)
 
     async def cancel(
-        self, stream: Stream, prompt_id: str | None, cause: str, limit: dict[str, Any] | None = None
+        self,
+        stream: Stream,
+        prompt_id: str | None,
+        cause: str,
+        limit: dict[str, Any] | None = None,
+        claim: str | None = None,
     ) -> list[str]:
-        """Cancel a prompt, or all of an agent; returns the ids that were hit. ``limit``: an error to end with."""
+        """Cancel a prompt, or all of an agent; returns the ids that were hit. ``limit``: an error to end with.
+
+        Raises:
+            SessionError: ``session.fenced`` for the ``claim`` of a session that another host holds now.
+        """
+        self._check_claim(stream, claim)
         error = KimiRayError.from_data(limit) if limit is not None else None
         return self._agent(stream).cancel(prompt_id, cause, limit=error)
 
@@ -187,8 +212,9 @@ class AgentHost:
         """Let queued prompts join the running turn."""
         self._agent(stream).prompts.steer(prompt_ids)
 
-    async def set_model(self, stream: Stream, model: ResolvedModel) -> None:
-        """Another model from the next turn on."""
+    async def set_model(self, stream: Stream, model: ResolvedModel, claim: str | None = None) -> None:
+        """Another model from the next turn on. Raises ``session.fenced`` as ``cancel``."""
+        self._check_claim(stream, claim)
         pool = await self._app.get(ModelPool)
         self._agent(stream).set_model(model, pool.provider(model))
 
@@ -198,12 +224,7 @@ class AgentHost:
         Raises:
             SessionError: ``session.fenced`` when the agent was taken over under another claim than the caller's.
         """
-        if claim is not None and self._claims.get(Stream(*stream), claim) not in (claim, None):
-            raise SessionError(
-                f"session {stream[0]} is held by another host now",
-                code="session.fenced",
-                details={"session_id": stream[0]},
-            )
+        self._check_claim(stream, claim)
         return self._agent(stream).record(entries)
 
     async def messages(self, stream: Stream, at: int | None = None) -> list[Message]:
@@ -228,6 +249,18 @@ class AgentHost:
         found = (self._agents.get(Stream(*stream)) for stream in streams)
         return [agent.watch() for agent in found if agent is not None]
 
+    async def quiesce(self, streams: list[Stream], holder: str, lease_s: float = LEASE_S) -> list[Stream]:
+        """Hold agents still for a holder (``Quiescence.quiesce``); returns those that live here."""
+        return self._quiescence.quiesce([Stream(*stream) for stream in streams], holder, lease_s)
+
+    async def check_quiescence(self, holder: str, lease_s: float | None = None) -> None:
+        """Whether a hold lasted until now, and goes on for ``lease_s`` (``Quiescence.check``)."""
+        self._quiescence.check(holder, lease_s)
+
+    async def release_quiescence(self, holder: str) -> None:
+        """End a hold. Idempotent."""
+        self._quiescence.release(holder)
+
     async def read_events(
         self, stream: Stream, from_seq: int, max_events: int, max_bytes: int, wait_s: float
     ) -> EventPage:
@@ -242,12 +275,50 @@ class AgentHost:
         await asyncio.gather(*(agent.journal.flush() for agent in agents))
         return positions
 
-    async def close_agents(self, streams: list[Stream], force: bool) -> list[Ack]:
+    async def close_agents(self, streams: list[Stream], force: bool, claim: str | None = None) -> list[Ack]:
         """End agents: queued prompts cancelled, the running turn cancelled, flushed, the grant given back.
 
-        ``force`` gives up what cannot be made durable.
+        ``force`` gives up what cannot be made durable. On behalf of a ``claim`` that is not in force nothing is
+        closed: ``session.fenced`` in each answer.
         """
-        return list(await asyncio.gather(*(self._close_one(Stream(*stream), force) for stream in streams)))
+        closing = (self._close_for(Stream(*stream), force, claim) for stream in streams)
+        return list(await asyncio.gather(*closing))
+
+    async def adopt(self, session_id: str, claim: str) -> list[str]:
+        """The agents of a session that live here; from now on they obey this claim and no other.
+
+        Raises:
+            SessionError: ``session.fenced`` when another claim is in force.
+        """
+        coming = [future for stream, future in self._opening.items() if stream.session_id == session_id]
+        if coming:
+            await asyncio.wait(coming)  # their host asked under its own claim
+        adopted: list[str] = []
+        for stream in [stream for stream in self._agents if stream.session_id == session_id]:
+            agent = self._agents.get(stream)
+            if agent is not None and not agent.closed and await self._obeys(agent, claim):
+                adopted.append(stream.agent_id)
+        return adopted
+
+    async def check_tools(self, tools: tuple[Tool, ...]) -> None:
+        """Import the user's tools here, before agents are to have them.
+
+        Raises:
+            ToolError: ``tool.not_importable`` {tool, node_id}.
+        """
+        self._fingerprint = fingerprint_of(tools) or self._fingerprint
+        check_importable(tools, self._cluster.node_id)
+
+    async def let_go(self) -> tuple[int, list[Stream], list[Stream]]:
+        """Let go of the agents that are idle, for a node that is to be empty.
+
+        Returns:
+            How many left, which still run, and which are idle and have their directory only here.
+        """
+        leaving, running, pinned = self._leavers.split(self._agents)
+        acks = await self.close_agents(leaving, False)
+        kept = [ack.stream for ack in acks if ack.error is not None]
+        return len(leaving) - len(kept), [*running, *kept, *self._opening], pinned
 
     async def make_workdirs(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
         """Make working directories on this node before their agents are there: all, or none.
@@ -307,9 +378,8 @@ class AgentHost:
                 if ack.error is not None:
                     raise error_from_data(ack.error)
             elif self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
-                if living.closed:
+                if living.closed or (spec.claim is not None and not await self._obeys(living, spec.claim)):
                     continue
-                self._claims[stream] = spec.claim
                 return living
             elif self._agents.get(stream) is living:
                 self._fenced(stream)
@@ -318,6 +388,53 @@ class AgentHost:
             pending = self._opening[stream] = asyncio.ensure_future(self._bring_to_life(spec))
             pending.add_done_callback(lambda _done: self._opening.pop(stream, None))
         return await asyncio.shield(pending)
+
+    async def _obeys(self, agent: LiveAgent, claim: str) -> bool:
+        """Put a living agent under a claim, which must be in force; False if it does not live here any more.
+
+        Raises:
+            SessionError: ``session.fenced``.
+        """
+        stream = agent.stream
+        if self._claims.get(stream) != claim:
+            try:
+                confirmed = await self._opener.confirm(stream, claim)
+            except KimiRayError as error:
+                if error.code != "store.not_found":
+                    raise
+                await agent.journal.flush()  # a new log is not to be seen before its first batch
+                confirmed = await self._opener.confirm(stream, claim)
+            if self._agents.get(stream) is not agent or agent.closed:
+                return False
+            if not confirmed:
+                self._fenced(stream)
+                return False
+            self._claims[stream] = claim
+        return True
+
+    def _check_claim(self, stream: Stream, claim: str | None) -> None:
+        """Refuse the host of a session that was taken over.
+
+        Raises:
+            SessionError: ``session.fenced``.
+        """
+        if claim is not None and self._claims.get(Stream(*stream), claim) not in (claim, None):
+            raise SessionError(
+                f"session {stream[0]} is held by another host now",
+                code="session.fenced",
+                details={"session_id": stream[0]},
+            )
+
+    async def _close_for(self, stream: Stream, force: bool, claim: str | None) -> Ack:
+        if claim is not None and stream in self._agents:
+            try:
+                self._check_claim(stream, claim)
+                # It may be that the other host has not come by yet: the store knows whose the session is.
+                await self._opener.confirm(stream, claim)
+            except KimiRayError as error:
+                if error.code == "session.fenced" or not (force or error.code == "store.not_found"):
+                    return Ack(stream, error.to_data())
+        return await self._close_one(stream, force)
 
     async def _is_newest(self, agent: LiveAgent) -> bool:
         """Whether nobody else was granted the log of an agent that lives here."""
@@ -333,7 +450,26 @@ class AgentHost:
         burial = self._burials.get(stream)
         if burial is not None:
             await asyncio.wait([burial])  # it lets go of what is open under this name
+        self._fingerprint = fingerprint_of(spec.user_tools) or self._fingerprint
         opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
+        log = opened.log
+        if log.header.origin == "fork" and log.last_end_seed is None and log.next_seq < (log.header.seed_length or 0):
+            await self._opener.give_back(stream, force=True)
+            raise AgentError(
+                f"the making of {stream} was interrupted",
+                code="agent.not_found",
+                hint="fork its source again",
+                details={"session_id": stream.session_id, "agent_id": stream.agent_id},
+            )
+        named = opened.fold.model_name
+        if spec.model_as_stored and named not in (None, spec.model.name):
+            await self._opener.give_back(stream, force=True)
+            raise AgentError(
+                f"{stream} speaks to the model {named!r} by now, not to {spec.model.name!r}",
+                code="agent.model_needed",
+                hint="resolve the model and ask again",
+                details={"model": named},
+            )
         callbacks = AgentCallbacks(
             on_outcome=lambda prompt_id, outcome: self._outcomes.put((stream, prompt_id), outcome),
             on_idle=lambda: self._idle(stream),

@@ -183,6 +183,7 @@ class SessionHost:
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
             if live is not None:
+                await live.look_after()
                 return live.info()
             async with self._placed(spec.session_id):
                 live = await self._revive(spec)
@@ -322,9 +323,7 @@ class SessionHost:
         """Copies of a session, all or none, cold (``SessionForking.fork``)."""
         return await self._forking.fork(spec)
 
-    async def fork_agent(
-        self, session_id: str, agent_id: str, nonce: str, model: ResolvedModel | None = None
-    ) -> str:
+    async def fork_agent(self, session_id: str, agent_id: str, nonce: str, model: ResolvedModel | None = None) -> str:
         """A new agent with another's history (``agent_forking.fork_agent``)."""
         return await fork_agent(self._services, self._session(session_id), agent_id, nonce, model)
 
@@ -423,7 +422,9 @@ class SessionHost:
             await live.recount()
             await live.recovery.begin(living)
         except BaseException:
-            await self._undo(spec, host, logs=False)
+            if host is None:
+                await self._undo(spec, host, logs=False)
+            # Else main lives, with the prompts that it accepted: who resumes next finds it by this claim.
             raise
         self._sessions[spec.session_id] = live
         return live

@@ -108,6 +108,8 @@ class SessionInfo:
     """Whether this very call brought it to life."""
     main_host: str | None = None
     """The host on which its main agent lives."""
+    waiting: dict[str, str] = field(default_factory=dict[str, str])
+    """Agents whose accepted prompts wait for somebody who knows how to reach their model, with its name."""
 
 
 @dataclass(frozen=True, slots=True)
