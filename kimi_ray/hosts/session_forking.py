@@ -236,7 +236,7 @@ class SessionForking:
                 async with self._claimed(source.session_id):
                     return await plan_fork(store, source, point, now=epoch_ms(), ended=True)
             except StoreError as held:
-                if held.code not in ("session.in_use", "store.in_use"):
+                if held.code != "session.in_use":
                     raise
                 raise error from held
 
@@ -431,7 +431,7 @@ def _publication(spec: ForkSpec, attempt: int) -> str:
 
 
 def _exists(error: StoreError, spec: ForkSpec) -> KimiRayError:
-    if error.code not in ("store.exists", "store.deleted"):
+    if error.code not in ("store.exists", "store.deleted", "session.in_use"):
         return error
     session_id = str(error.details.get("session_id") or spec.targets[0])
     return SessionError(
