@@ -20,9 +20,10 @@ from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, 
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
+from kimi_ray.cli.session_export import export
 from kimi_ray.cli.session_forks import diff, fork
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
-from kimi_ray.cli.session_export import export
+from kimi_ray.cli.session_list import list_sessions
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -64,6 +65,7 @@ sessions.command("restore")(restore)
 sessions.command("delete")(delete)
 sessions.command("fork")(fork)
 sessions.command("diff")(diff)
+sessions.command("list")(list_sessions)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)

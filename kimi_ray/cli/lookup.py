@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LAST = "@last"
 MAIN = "main"
+_OF_A_RUN = 1000
 _MANIFEST = "run.json"
 _REPEAT = re.compile(r"\A(?P<item>.+)#(?P<repeat>\d+)\Z", re.DOTALL)
 
@@ -86,18 +87,22 @@ async def find_session(store: ReadStore, text: str) -> str:
     Raises:
         SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``.
     """
-    documents = await store.list_documents()
+    from kimi_ray.store.session_index_query import SessionQuery
+    from kimi_ray.store.session_index_reader import SessionsReader
+
+    sessions = SessionsReader(store)
     run_id = _run_id_of(text)
-    if run_id is not None:
-        of_run = [document for document in documents if run_of(document.value) == run_id]
-        documents = [document for document in of_run if "fork_group" not in document.value] or of_run
     if text == LAST or run_id is not None:
-        if not documents:
+        query = SessionQuery(archived=None, run_id=run_id, limit=1 if run_id is None else _OF_A_RUN)
+        found = (await sessions.page(query)).items
+        if not found:
             raise _no_session(text)
-        return max(documents, key=lambda one: (one.value.get("updated_at") or 0, one.session_id)).session_id
-    found = _by_suffix([document.session_id for document in documents], text, "session")
-    if found is not None:
-        return found
+        return next((one.id for one in found if one.fork_group is None or run_id is None), found[0].id)
+    if await sessions.get(text) is not None:
+        return text
+    ending = _by_suffix(await sessions.ids_ending(text), text, "session")
+    if ending is not None:
+        return ending
     if is_path_safe_id(text) and await store.list(text):
         return text  # its document is gone, or was not written yet
     raise _no_session(text)
@@ -226,8 +231,6 @@ def _no_session(text: str) -> SessionError:
 
 def run_of(value: dict[str, Any]) -> str | None:
     """The run that a session's document names, or None."""
-    for place in ("custom", "tags"):
-        table: dict[str, Any] = value.get(place) or {}
-        if table.get("run_id"):
-            return str(table["run_id"])
-    return None
+    from kimi_ray.store.session_index_rows import run_id_of
+
+    return run_id_of(value.get("custom"), value.get("tags"))

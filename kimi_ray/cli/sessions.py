@@ -1,4 +1,4 @@
-"""``sessions list|show|tail``: what a home holds, read beside whoever writes it, without Ray."""
+"""``sessions show|tail``: what a session holds, read beside whoever writes it, without Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from kimi_ray.cli.options import Home, Json
 from kimi_ray.cli.printing import clock_time, one_line, print_json, safe, say, table, tell, terminal_width
-from kimi_ray.errors import ConfigError, StoreError
+from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from kimi_ray.cli.logs_read import AgentFacts
@@ -33,58 +33,6 @@ SessionArgument = Annotated[
     ),
 ]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="ID", help="This agent, e.g. agent-3 or 3.")]
-
-
-@sessions.command("list")
-def list_sessions(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest first.")] = 20,
-    archived: Annotated[bool, typer.Option("--archived", help="Archived ones too.")] = False,
-    json: Json = False,
-    home: Home = None,
-) -> None:
-    """The newest sessions: workspace, title, agents, when something last happened.
-
-    With --json: {"home", "total", "sessions": [{"session_id", "workspace_id", "cwd", "title", "agents", "updated_at",
-    "created_at", "archived", "last_turn_reason", "run_id", "tags"}]}.
-    """
-    from kimi_ray.cli.lookup import open_home
-
-    try:
-        documents = asyncio.run(open_home(home)[0].list_documents())
-    except StoreError as error:
-        if error.code != "store.not_found":
-            raise
-        documents = []  # nothing has been run here yet
-    found = [one for one in documents if archived or not one.value.get("archived")]
-    found.sort(key=lambda one: (one.value.get("updated_at") or 0, one.session_id), reverse=True)
-    shown = [_listed(document) for document in found[:limit]]
-    if json:
-        print_json({"home": _home(home), "total": len(found), "sessions": shown})
-        return
-    if not found:
-        say(f"no sessions in {_home(home)}")
-        return
-    rows = [
-        [
-            one["session_id"].removeprefix("session_")[-10:],
-            one_line(one["cwd"] or one["workspace_id"]),
-            one_line(one["title"] or ""),
-            str(one["agents"]),
-            _when(one["updated_at"]),
-            one_line(one["run_id"] or ""),
-        ]
-        for one in shown
-    ]
-    say(
-        table(
-            ["session", "workspace", "title", "agents", "updated", "run"],
-            rows,
-            width=terminal_width(sys.stdout),
-            right="...r",
-        )
-    )
-    if len(found) > limit:
-        tell(f"{len(found) - limit} more: --limit {len(found)}")
 
 
 @sessions.command("show")
@@ -263,12 +211,6 @@ def _listed(document: Document) -> dict[str, Any]:
         "run_id": run_of(value),
         "tags": value.get("tags") or {},
     }
-
-
-def _home(home: str | None) -> str:
-    from kimi_ray.config import load_config
-
-    return load_config(home).home
 
 
 def _when(at: int | None) -> str:

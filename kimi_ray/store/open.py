@@ -46,6 +46,8 @@ class ReadStore:
         )
         self.identity = identity
         """``store.json``."""
+        self.home = home
+        """Its directory."""
 
     async def _run(self, work: Callable[..., R], *args: Any) -> R:
         with io_errors(self._home):

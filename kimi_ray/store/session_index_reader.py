@@ -32,7 +32,7 @@ Standing = Literal["ready", "degraded", "none"]
 
 _TRIES = 3
 _BUSY_S = 0.25
-_SHOWN = 20
+_ENDINGS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class _Place:
 class SessionsReader:
     """The sessions of a home, from its index or from their documents."""
 
-    def __init__(self, store: ReadStore, home: str) -> None:
-        """``store`` reads the documents of ``home``."""
+    def __init__(self, store: ReadStore) -> None:
+        """``store`` reads the documents."""
         self._store = store
-        self._home = home
+        self._home = store.home
         self._rows: list[IndexRow] | None = None
         self.standing: Standing = "none"
         """Where the last answer came from."""
@@ -75,8 +75,8 @@ class SessionsReader:
 
         return await self._answer(lambda found: find(found, session_id, {}), among)
 
-    async def ids_ending(self, end: str, limit: int = _SHOWN) -> list[str]:
-        """Session ids that end in a text, in any case, and are not empty of it."""
+    async def ids_ending(self, end: str, limit: int = _ENDINGS) -> list[str]:
+        """Session ids that end in a text, in any case; in an empty one none does."""
 
         def among(rows: list[IndexRow]) -> list[str]:
             return sorted(row.id for row in rows if row.id.lower().endswith(end.lower()))[:limit]

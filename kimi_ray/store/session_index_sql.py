@@ -122,7 +122,7 @@ def count_rows(connection: Connection, query: SessionQuery, among: Iterable[str]
 
 def read_ids_ending(connection: Connection, end: str, limit: int) -> list[str]:
     """Session ids that end in a text, in any case."""
-    end = folded(end)
+    end = _bindable(end).lower()
     rows = connection.execute(
         "SELECT id FROM sessions WHERE substr(lower(id), -length(?1)) = ?1 ORDER BY id LIMIT ?2", (end, limit)
     )

@@ -45,7 +45,8 @@ def filled(cli: Cli, place: Path) -> Path:
 
 def test_nothing_yet(cli: Cli, home: Path) -> None:
     assert cli("sessions", "list").out == f"no sessions in {home}\n"
-    assert cli("sessions", "list", "--json").document == {"home": str(home), "total": 0, "sessions": []}
+    nothing = {"home": str(home), "total": 0, "sessions": [], "next_cursor": None, "index": "none"}
+    assert cli("sessions", "list", "--json").document == nothing
     assert not home.exists()
     missing = cli("sessions", "show", "@last")
     assert missing.code == 2
@@ -131,6 +132,8 @@ def test_ids(cli: Cli, filled: Path, home: Path) -> None:
 
 async def test_ambiguous_ends() -> None:
     class Home:
+        home = "/nowhere"
+
         async def list_documents(self) -> list[Document]:
             return [
                 Document(f"session_{name}", "w", 1, {"updated_at": at}) for at, name in enumerate("A1X B1X C2X".split())

@@ -37,7 +37,7 @@ async def test_built_by_the_first_document_and_kept(tmp_path: Path, backend: str
         assert await home.ids() == ["s0", "s2"] == await home.scanned()
         status = await home.service.index_status()
         assert (status.state, status.generation, status.sessions, status.pending) == ("ready", 1, 2, 0)
-    reader = SessionsReader(open_store(tmp_path), str(tmp_path))
+    reader = SessionsReader(open_store(tmp_path))
     assert [one.id for one in (await reader.page(EVERYTHING)).items] == ["s0", "s2"]
     assert reader.standing == "ready"
 
@@ -205,7 +205,7 @@ async def test_who_died_is_not_believed(tmp_path: Path) -> None:
     async with opened(tmp_path) as home:
         await home.write("a", at=1)
         await home.ready()
-        reader = SessionsReader(open_store(tmp_path), str(tmp_path))
+        reader = SessionsReader(open_store(tmp_path))
         assert len((await reader.page(EVERYTHING)).items) == 1 and reader.standing == "ready"
         distrust(str(tmp_path))
         assert len((await reader.page(EVERYTHING)).items) == 1 and reader.standing == "degraded"
@@ -213,7 +213,7 @@ async def test_who_died_is_not_believed(tmp_path: Path) -> None:
         assert (await home.service.index_status()).degraded_count == 1
         await home.ready()
         assert read_marks(str(tmp_path)).trusted
-        fresh = SessionsReader(open_store(tmp_path), str(tmp_path))
+        fresh = SessionsReader(open_store(tmp_path))
         await fresh.page(EVERYTHING)
         assert fresh.standing == "ready"
     assert read_marks(str(tmp_path)).living == () and not list((tmp_path / MARKS_NAME).iterdir())
