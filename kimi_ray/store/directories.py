@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 
 from kimi_ray.store.fs import Fs
@@ -36,6 +37,7 @@ class Directories:
         self._known: set[str] = {home}
         self._shared: dict[str, _Shared] = {}
         self._lock = threading.Lock()
+        self._making = threading.Lock()
 
     @property
     def durable(self) -> bool:
@@ -49,16 +51,32 @@ class Directories:
             OSError: As the file system gave it.
         """
         missing: list[str] = []
-        step = path
-        while step not in self._known and len(step) > len(self._home):
-            missing.append(step)
-            step = step.rsplit("/", 1)[0]
-        for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(directory)
+        with self._making:
+            step = path
+            while step not in self._known and len(step) > len(self._home):
+                missing.append(step)
+                step = step.rsplit("/", 1)[0]
+            for directory in reversed(missing):
+                with contextlib.suppress(FileExistsError):
+                    self._fs.mkdir(directory)
         for directory in missing:
             self.sync(directory.rsplit("/", 1)[0])
         self._known.update(missing)
+
+    def prune(self, path: str) -> None:
+        """Remove a directory if it is empty. Only for a process that is alone: what others know of it would be wrong.
+
+        Raises:
+            OSError: As the file system gave it.
+        """
+        with self._making:
+            try:
+                self._fs.rmdir(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                return
+            self.forget(path)
 
     def sync(self, path: str) -> None:
         """Make the entries of ``path`` durable, together with others who ask at the same time.

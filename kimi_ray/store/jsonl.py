@@ -86,7 +86,14 @@ class JsonlStore(Publishing):
         )
         self._documents = Documents(fs, self._layout, self._directories, durable=durable, reserve=reserve)
         unpublished = Unpublished(self._layout, self._directories, self._documents.exists)
-        maker = SessionFiles(self._tools, self._layout, self._documents, self._run, self._source_of)
+        maker = SessionFiles(
+            self._tools,
+            self._layout,
+            self._documents,
+            self._run,
+            self._source_of,
+            self._prune,
+        )
         self._owners = Owners(
             fs, self._layout, self._directories, unpublished, maker.check_new, durable=durable, boot=boot
         )
@@ -168,7 +175,8 @@ class JsonlStore(Publishing):
         new = await self._make_way(session_id, nonce, workspace_id or NO_WORKSPACE, create=create)
         if not create:
             await self._run(place)
-        return await self._sessions.open(session_id, nonce, lambda first: self._run(read, first), new=new)
+        async with self._publications.claiming(session_id, new):
+            return await self._sessions.open(session_id, nonce, lambda first: self._run(read, first), new=new)
 
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""
@@ -201,7 +209,9 @@ class JsonlStore(Publishing):
             return
         async with self._claims.holding(session_id):
             self._forget_streams(session_id)
-            await self._run(remove_session, self._layout, self._directories, self._tools.reservations, session_id)
+            await self._run(
+                remove_session, self._layout, self._directories, self._tools.reservations, session_id, self._prune
+            )
             self._forget_streams(session_id)  # an append in flight may have loaded one again
             owner = self._owners.held.get(session_id)
             if owner is not None:
@@ -209,6 +219,9 @@ class JsonlStore(Publishing):
 
     def _forget_streams(self, session_id: str) -> None:
         self._streams.drop_session(session_id, removed=True)
+
+    def _prune(self, directories: set[str]) -> None:
+        self._owners.prune(directories)
 
     def _source_of(self, stream: Stream) -> Callable[[], LogSource]:
         return self._reader.opener(stream, self._streams.get(stream))

@@ -112,7 +112,7 @@ class Owners:
         with self._claim_lock(), io_errors(self._layout.owners):
             groups = self._unpublished.groups()
             refused = [self._refusal(want.session_id, groups) for want in wanted]
-            marked = self._mark_new(wanted, refused)
+            marked = self._mark_new(wanted, refused, groups)
             try:
                 owners = iter(self._take([want for want, no in zip(wanted, refused, strict=True) if no is None]))
             except BaseException:
@@ -122,10 +122,13 @@ class Owners:
                 raise
             return [next(owners) if error is None else error for error in refused]
 
-    def _mark_new(self, wanted: list[Wanted], refused: list[StoreError | None]) -> list[str]:
+    def _mark_new(self, wanted: list[Wanted], refused: list[StoreError | None], groups: list[Marker]) -> list[str]:
         new: dict[str, str] = {}
         places: list[int] = []
-        taken = {name.lower(): name for name in self._unpublished.new_names()} if any(w.new for w in wanted) else {}
+        if not any(want.new for want in wanted):
+            return []
+        taken = {name.lower(): name for name in self._unpublished.new_names()}
+        taken.update((name.lower(), name) for marker in groups for name in marker.sessions)
         for index, want in enumerate(wanted):
             if refused[index] is not None or want.new is None:
                 continue
@@ -158,6 +161,12 @@ class Owners:
         with self._claim_lock():
             yield
 
+    def register(self) -> None:
+        """Take the lock of this process, before it makes directories without a claim (blocking)."""
+        if self._lock_fd is None:
+            with self._claim_lock():
+                pass
+
     def refusal(self, session_id: str, groups: list[Marker]) -> StoreError | None:
         """Why a session id cannot be reserved; call it while ``deciding``. ``groups`` are those of ``unpublished``."""
         if session_id in self.held:
@@ -177,6 +186,17 @@ class Owners:
                     with contextlib.suppress(FileNotFoundError):
                         self._fs.unlink(self._layout.owner_file(session_id))
             self._directories.sync(self._layout.owners)
+
+    def prune(self, directories: Iterable[str]) -> None:
+        """Remove directories that are empty, unless another process may be about to use them."""
+        with self._claim_lock(), io_errors(self._layout.home):
+            names = names_in(self._fs, self._layout.writers)
+            if any(
+                name != f"{self.writer}.lock" and is_held(self._fs, f"{self._layout.writers}/{name}") for name in names
+            ):
+                return
+            for path in directories:
+                self._directories.prune(path)
 
     def lives(self, writer: str) -> bool:
         """Whether a store process is alive."""

@@ -33,6 +33,10 @@ class Maker(Protocol):
         """
         ...
 
+    def forget(self, session_id: str) -> None:
+        """Forget the place of a session that will not be made; one that is there stays known. Blocking."""
+        ...
+
     def has_document(self, session_id: str) -> bool:
         """Whether a session that is not removed has a document. Blocking."""
         ...
@@ -104,6 +108,17 @@ class Publications:
             await self.give_up(session_id, claims)
         return True
 
+    @contextlib.asynccontextmanager
+    async def claiming(self, session_id: str, new: str | None) -> AsyncGenerator[None]:
+        """Around the claim of a session; of a ``new`` one that is not claimed after all nothing is remembered."""
+        try:
+            yield
+        except BaseException:
+            if new is not None and not self.makes(session_id):
+                with contextlib.suppress(KimiRayError):  # what was raised is what is told
+                    await self._run(self._maker.forget, session_id)
+            raise
+
     def refuse_other(self, session_id: str, nonce: str) -> None:
         """Nobody but its maker opens a session that is not published.
 
@@ -161,11 +176,17 @@ class Publications:
                     details={"group": group},
                 )
             groups = self._unpublished.groups()
+            taken = {name.lower(): name for name in self._unpublished.new_names()}
+            taken.update((name.lower(), name) for marker in groups for name in marker.sessions)
             for session_id, workspace_id in sessions.items():
                 refusal = self._owners.refusal(session_id, groups)
                 if refusal is not None:
                     raise refusal
+                other = taken.setdefault(session_id.lower(), session_id)
+                if other != session_id:
+                    raise is_being_made(session_id, other)
                 self._maker.check_new(session_id, workspace_id)
+                self._maker.forget(session_id)
             with io_errors(self._home):
                 self._unpublished.add_group(group, sessions, self._owners.writer)
 
@@ -193,6 +214,7 @@ class Publications:
             if await self._run(self._maker.has_document, copy.session_id):
                 await self._maker.settle(copy.session_id)
                 return
+            await self._run(self._owners.register)
             mine = {copy.session_id: copy.workspace_id}
             await self._maker.unmake(mine)  # what an earlier try left
             try:

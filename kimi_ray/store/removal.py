@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import stat
+from collections.abc import Callable
 
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_errors, names_in, write_file
@@ -11,8 +12,15 @@ from kimi_ray.store.layout import Layout, not_found
 from kimi_ray.store.reservations import Reservations
 
 
-def remove_session(layout: Layout, directories: Directories, reservations: Reservations, session_id: str) -> None:
-    """Mark the session as removed, durably, then delete its files. May be repeated.
+def remove_session(
+    layout: Layout,
+    directories: Directories,
+    reservations: Reservations,
+    session_id: str,
+    prune: Callable[[set[str]], None],
+) -> None:
+    """Mark the session as removed, durably, then delete its files. May be repeated; ``prune`` removes the directory of
+    its workspace when that is empty.
 
     Raises:
         StoreError: ``store.not_found`` for a session that never was.
@@ -30,6 +38,8 @@ def remove_session(layout: Layout, directories: Directories, reservations: Reser
             remove_tree(layout.fs, directory)
             directories.forget(directory)
         reservations.drop_sessions({session_id})
+        if directory is not None:
+            prune({directory.rsplit("/", 1)[0]})
     layout.forget(session_id, removed=True)
 
 

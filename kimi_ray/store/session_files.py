@@ -33,6 +33,7 @@ class SessionFiles:
         documents: Documents,
         run: Callable[..., Awaitable[Any]],
         opener: Opener,
+        prune: Callable[[set[str]], None],
     ) -> None:
         """
         Args:
@@ -41,7 +42,9 @@ class SessionFiles:
             documents: What writes documents.
             run: Runs blocking work in a thread of the store.
             opener: Finds the sources of copies.
+            prune: Removes directories of workspaces that are empty.
         """
+        self._prune = prune
         self._tools = tools
         self._layout = layout
         self._documents = documents
@@ -56,6 +59,12 @@ class SessionFiles:
             if found is not None and exists(self._layout.fs, found):
                 raise session_exists(session_id)
         self._layout.place(session_id, workspace_id)
+
+    def forget(self, session_id: str) -> None:
+        """See ``Maker.forget``."""
+        found = self._layout.session_dir(session_id)
+        if found is None or not exists(self._layout.fs, found):
+            self._layout.forget(session_id, removed=True)
 
     def has_document(self, session_id: str) -> bool:
         """See ``Maker.has_document``."""
@@ -109,6 +118,8 @@ class SessionFiles:
             self._tools.reservations.drop_sessions(set(sessions))
             for workspace in workspaces:
                 directories.sync(workspace)
+        if workspaces:
+            self._prune(workspaces)
 
     async def settle(self, session_id: str) -> None:
         """See ``Maker.settle``."""

@@ -63,6 +63,10 @@ class SessionRows:
         self._places.forget(session_id)
         self._places.place(session_id, workspace_id)
 
+    def forget(self, session_id: str) -> None:
+        """See ``Maker.forget``."""
+        self._places.forget(session_id)
+
     def has_document(self, session_id: str) -> bool:
         """See ``Maker.has_document``."""
         return has_document(self._shard_of(session_id), session_id)

@@ -184,9 +184,10 @@ class SqliteStore(Publishing):
         new = await self._make_way(session_id, nonce, workspace_id or NO_WORKSPACE, create=create)
         if not create:
             await self._run(self._place, session_id, workspace_id)
-        return await self._sessions.open(
-            session_id, nonce, lambda _: self._run(self._reader.read_document, session_id), new=new
-        )
+        async with self._publications.claiming(session_id, new):
+            return await self._sessions.open(
+                session_id, nonce, lambda _: self._run(self._reader.read_document, session_id), new=new
+            )
 
     def _place(self, session_id: str, workspace_id: str | None) -> str:
         """The workspace of a session: stored, remembered, or now decided."""
