@@ -114,7 +114,7 @@ async def test_calls_that_are_answered_in_another_order_differ() -> None:
         ({"model": "m1"}, ["model"]),
         ({"sampling": {"seed": 2}}, ["sampling.seed"]),
         ({"sampling": {"seed": 1, "temperature": 0.5}}, ["sampling.temperature"]),
-        ({"limits": {"max_turns": 3}}, ["limits"]),
+        ({"limits": {"max_turns": 3}}, ["limits.max_turns"]),
         ({"profile": {"name": "agent", "tools": ["Read"]}}, ["profile.tools"]),
         ({"workdir": {"kind": "none"}}, ["workdir"]),
     ],
