@@ -193,7 +193,8 @@ class LogScanner:
                 except _MALFORMED as error:
                     raise _bad_payload(seq, error) from error
             self._last_time = time
-            self._latest_time = max(time, self._latest_time)
+            if time > self._latest_time:
+                self._latest_time = time
             if self._ends_behind:
                 return self._done(seq + 1)
         return False

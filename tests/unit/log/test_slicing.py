@@ -365,9 +365,9 @@ def test_a_long_log_in_well_under_half_a_second() -> None:
             rest = rest.replace(b'"turn":', b'"turn":%d' % (repeat + 1))
             long.append(b'{"seq":%d,' % (repeat * block + seq) + rest)
     best = 9.0
-    for _ in range(3):
-        began = time.perf_counter()
+    for _ in range(4):
+        began = time.process_time()  # other tests may run beside
         found = slice_log(long, WHOLE)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert found is not None and found.cut == len(long) > 190_000
     assert best < 0.5, f"{len(long)} events took {best:.2f} s"

@@ -29,7 +29,7 @@ async def _check_every_point(home: MemoryHome, source: Stream) -> None:
     check_fork(home, plan, _target(), len(home.lines[source]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SCRIPTS)
 async def test_every_point_of_main(script: Script) -> None:
     tree = grown(script)
@@ -43,7 +43,7 @@ async def test_every_point_of_any_agent(script: Script, who: int) -> None:
     await _check_every_point(tree.home, tree.stream(list(tree.lives)[who % len(tree.lives)]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SCRIPTS)
 async def test_before_a_turn_the_messages_are_those_that_the_model_had(script: Script) -> None:
     tree = grown(script)
@@ -55,7 +55,7 @@ async def test_before_a_turn_the_messages_are_those_that_the_model_had(script: S
         assert plan.main.tail[0].find(b"log/forked") > 0, "nothing is open there"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SCRIPTS, st.integers(0, 1000), st.integers(0, 1000))
 async def test_a_fork_of_a_fork(script: Script, one: int, other: int) -> None:
     tree = grown(script)
@@ -67,7 +67,7 @@ async def test_a_fork_of_a_fork(script: Script, one: int, other: int) -> None:
     await _check_every_point(tree.home, agents[other % len(agents)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SCRIPTS, st.integers(1, 9))
 async def test_pages_of_any_size_give_the_same_plan(script: Script, size: int) -> None:
     tree = grown(script)
@@ -78,7 +78,7 @@ async def test_pages_of_any_size_give_the_same_plan(script: Script, size: int) -
         assert await plan_fork(tree.home, tree.stream(), parse_fork_point(at), now=NOW) == whole
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SCRIPTS)
 async def test_a_prefix_of_a_growing_log_is_always_the_same(script: Script) -> None:
     """What a point means does not change when more is written."""

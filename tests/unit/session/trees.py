@@ -321,7 +321,7 @@ def script_of(seed: int, size: int) -> Script:
     ]
 
 
-SCRIPTS = st.builds(script_of, st.integers(0, 1 << 30), st.integers(10, 220))
+SCRIPTS = st.builds(script_of, st.integers(0, 1 << 30), st.integers(10, 180))
 
 
 def grown(script: Script, **options: Any) -> Tree:
