@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from kimi_ray.courier import Courier, Entry, Route
-from kimi_ray.errors import AgentError, KimiRayError
-from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.errors import AgentError
+from kimi_ray.events import SessionEvent
 from kimi_ray.hosts.live_session import MAIN, turn_reason
-from kimi_ray.hosts.ports import is_lost
-from kimi_ray.hosts.specs import EventPage, Outcome, PromptResult, PromptSpec
+from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec
 from kimi_ray.ids import is_path_safe_id, new_message_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
+from kimi_ray.log_following import follow_log
 from kimi_ray.session import Activity, last_prompt
 from kimi_ray.session_link import Notes, SessionLink
 from kimi_ray.settings import Limits, OnInterrupt, Sampling, check_settings
@@ -26,10 +27,6 @@ T = TypeVar("T")
 Content = str | Sequence[dict[str, Any]]
 """A prompt: text, or content blocks (``{"type": "text", "text": ...}`` and the like)."""
 
-_PAGE_EVENTS = 1000
-_PAGE_BYTES = 4 << 20
-_FOLLOW_S = 20.0
-_COLD_PAUSE_S = 1.0
 _FLUSH_S = 60.0
 
 
@@ -238,45 +235,10 @@ class Agent:
         """
         if from_seq < 0:
             raise AgentError(f"a log has no event {from_seq}", code="request.out_of_range", hint="events count from 0")
-        courier = self.services.courier
-        seq = from_seq
-        while True:
-            host = None if self._link.closed else self.route.host
-            if host is None and not self._link.closed:
-                host = await self._link.call("find_agent", self._link.id, self.id, group="control")
-            page: EventPage | None = None
-            if host is not None:
-                wait_s = _FOLLOW_S if follow else 0.0
-                try:
-                    page = await courier.cluster.peer(host).call(
-                        "read_events",
-                        self.stream,
-                        seq,
-                        _PAGE_EVENTS,
-                        _PAGE_BYTES,
-                        wait_s,
-                        timeout_s=wait_s + 15.0,
-                        group="wait",
-                    )
-                except KimiRayError as error:
-                    if not is_lost(error.code):
-                        raise
-                    self.route.host = None if self.route.host == host else self.route.host
-            lines: tuple[bytes, ...]
-            if page is not None:
-                lines, end = page.lines, page.next_seq
-            else:
-                stored = await courier.store.read_from(self.stream, seq, _PAGE_EVENTS, _PAGE_BYTES)
-                lines, end = stored.lines, stored.next_seq
-            for line in lines:
-                yield parse_event(line, at=seq)
-                seq += 1
-            if seq < end and lines:
-                continue
-            if not follow:
-                return
-            if page is None or page.epoch is None:
-                await asyncio.sleep(_COLD_PAUSE_S)
+        events = follow_log(self.services.courier, self.stream, from_seq, follow=follow)
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
     def ended(self, outcome: Outcome) -> None:
         """A prompt of this agent has ended: the session's document hears of it."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
-from kimi_ray.errors import AgentError, ConfigError, KimiRayError, ToolError
-from kimi_ray.events import SessionEvent
+from kimi_ray.errors import AgentError, ConfigError, ToolError
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.ids import new_ulid
@@ -25,6 +24,7 @@ from kimi_ray.runs.rollouts import SwarmSettings
 from kimi_ray.runs.run_directory import read_manifest
 from kimi_ray.runs.schedule import DEFAULT_RETRY_ON
 from kimi_ray.runs.seeds import RunSeed
+from kimi_ray.session_events import AgentEvent, session_events
 from kimi_ray.session_link import SessionLink
 from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
@@ -35,9 +35,6 @@ from kimi_ray.tools.registry import select_tools
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
-
-_FOLLOW_AGENTS_S = 1.0
-_QUEUE = 1000
 
 
 class SwarmOptions(TypedDict, total=False):
@@ -67,14 +64,6 @@ class SwarmOptions(TypedDict, total=False):
     resume: bool
     retry: Sequence[str]
     parent: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentEvent:
-    """An event of one of a session's agents."""
-
-    agent_id: str
-    event: SessionEvent
 
 
 class Session:
@@ -209,56 +198,23 @@ class Session:
         come, those of new agents too).
 
         Args:
-            cursor: By agent, the seq to begin at; 0 for those not named.
+            cursor: By agent, the seq to begin at; 0 for those not named. ``cursor.update(found.cursor)`` after each
+                event keeps one to go on with later.
             types: Only these types.
             agents: Only these agents.
-            follow: Go on with what is to come, until the loop is left.
+            follow: Go on with what is to come, until the loop is left. Only durable events are told, so each comes
+                once, also when its agent moves to another host.
+
+        Raises:
+            AgentError: ``agent.not_found`` for an agent that is named and not there.
+            ConfigError: ``request.invalid`` {key, value} for a type that there is not.
+            SessionError: ``session.not_found``, also when it is deleted meanwhile.
+            LogError: ``log.rewound`` {stream, seq, end} when a power cut took back what was told.
         """
-        begin = cursor or {}
-        wanted = None if types is None else frozenset(types)
-        if not follow:
-            for agent_id in await self._agent_ids(agents):
-                async for event in self.agent(agent_id).events(begin.get(agent_id, 0)):
-                    if wanted is None or event.type in wanted:
-                        yield AgentEvent(agent_id, event)
-            return
-        queue: asyncio.Queue[AgentEvent | BaseException] = asyncio.Queue(_QUEUE)
-        readers: dict[str, asyncio.Task[None]] = {}
-
-        async def read(agent_id: str) -> None:
-            try:
-                async for event in self.agent(agent_id).events(begin.get(agent_id, 0), follow=True):
-                    if wanted is None or event.type in wanted:
-                        await queue.put(AgentEvent(agent_id, event))
-            except KimiRayError as error:
-                await queue.put(error)
-
-        async def find() -> None:
-            while True:
-                try:
-                    for agent_id in await self._agent_ids(agents):
-                        if agent_id not in readers:
-                            readers[agent_id] = asyncio.create_task(read(agent_id))
-                except KimiRayError as error:
-                    await queue.put(error)
-                    return
-                await asyncio.sleep(_FOLLOW_AGENTS_S)
-
-        finder = asyncio.create_task(find())
-        try:
-            while True:
-                found = await queue.get()
-                if isinstance(found, BaseException):
-                    raise found
+        events = session_events(self._services.courier, self.id, cursor, types, agents, follow=follow)
+        async with aclosing(events):
+            async for found in events:
                 yield found
-        finally:
-            tasks = [finder, *readers.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _agent_ids(self, only: Sequence[str] | None) -> list[str]:
-        return list(only) if only is not None else [row["agent_id"] for row in await self.agents()]
 
     # -- swarms -----------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class LiveAgent:
         self.spec = spec
         self.stream = spec.stream
         self.epoch = epoch
+        self.began = journal.log.next_seq
+        """The first seq of this life."""
         self.journal = journal
         self.prompts = prompts
         self.meter = meter

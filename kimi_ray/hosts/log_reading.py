@@ -15,6 +15,8 @@ from kimi_ray.store.seam import Stream
 RECENT_EVENTS = 512
 """Events of a followed log that stay in memory; older ones are read from the store."""
 
+_DURABLE_POLL_S = 0.01
+
 _KNOWN = {type_key(entry.name): entry.name for entry in CORE}
 _PASSED = frozenset(key for key, name in _KNOWN.items() if name not in SURFACE_TYPES)
 
@@ -60,31 +62,26 @@ class LogReader:
         tail = self._tails.get(stream)
         if tail is None or tail.agent is not agent:
             tail = self._tails[stream] = _Tail(agent)
-        log = agent.journal.log
-        if from_seq >= log.next_seq and wait_s > 0:
-            tail.grown.clear()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await tail.grown.wait()
-            except TimeoutError:
-                pass
+        if wait_s > 0:
+            await _until_durable(agent, tail, from_seq, wait_s)
+        elif _durable(agent) < agent.journal.log.next_seq:
+            await agent.journal.flush()
+        end = _durable(agent)
         lines: list[bytes] = []
-        if from_seq < log.next_seq:
+        if from_seq < end:
             if tail.events and tail.events[0].seq <= from_seq:
                 size = 0
                 for event in tail.events:
                     if event.seq < from_seq:
                         continue
                     size += len(event.line)
-                    if len(lines) >= max_events or (lines and size > max_bytes):
+                    if event.seq >= end or len(lines) >= max_events or (lines and size > max_bytes):
                         break
                     lines.append(event.line)
             else:
-                await agent.journal.flush()
                 page = await self._store.read_from(stream, from_seq, max_events, max_bytes)
-                lines = list(page.lines)
-        durable = getattr(agent.journal.durable, "durable_seq", log.next_seq)
-        return EventPage(from_seq, tuple(lines), log.next_seq, durable, agent.epoch)
+                lines = list(page.lines[: end - from_seq])
+        return EventPage(from_seq, tuple(lines), agent.journal.log.next_seq, end, agent.epoch, agent.began)
 
     async def messages_at(self, stream: Stream, at: int) -> list[Message]:
         """The messages that the surface showed when ``at`` was the next seq."""
@@ -100,3 +97,22 @@ class LogReader:
                 event.unload()
             seq += len(page.lines)
         return derive_messages(surface)
+
+
+async def _until_durable(agent: LiveAgent, tail: _Tail, seq: int, wait_s: float) -> None:
+    """Wait until the event ``seq`` is durable; no writer is hurried for it."""
+    try:
+        async with asyncio.timeout(wait_s):
+            while _durable(agent) <= seq and not agent.closed:
+                if agent.journal.log.next_seq <= seq:
+                    tail.grown.clear()
+                    await tail.grown.wait()
+                else:
+                    await asyncio.sleep(_DURABLE_POLL_S)
+    except TimeoutError:
+        pass
+
+
+def _durable(agent: LiveAgent) -> int:
+    """Everything below is durable."""
+    return getattr(agent.journal.durable, "durable_seq", agent.journal.log.next_seq)

@@ -75,6 +75,8 @@ class EventPage:
     next_seq: int
     durable_seq: int
     epoch: int | None
+    began: int = 0
+    """The seq at which that writer began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -457,7 +457,7 @@ class SwarmRun:
         return True
 
     async def _tell_end(self, attempt: Attempt, ending: Ending) -> None:
-        """The event for an agent that did not say how it ended: its log is looked at, when nobody writes it any more."""
+        """The event for an agent that did not say how it ended: its log is looked at once nobody writes it any more."""
         position: Mapping[str, int] | None = None
         try:
             if attempt.accepted or not attempt.request.release:

@@ -1,4 +1,4 @@
-"""A session's tree after its hosts were killed, one by one and together: nothing accepted is lost, nothing runs twice."""
+"""A session's tree after its hosts were killed, one by one and together: nothing accepted is lost or runs twice."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+"""Reading a log from a driver, event by event, wherever its agent lives, and on when it moves. Brings nobody to life.
+
+Only durable events are given out: what a follower has seen no crash of a process takes back, and the next writer goes
+on behind it. So no event comes twice, and none is missed, whatever happens to the hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from kimi_ray.courier import Courier
+from kimi_ray.errors import KimiRayError, LogError
+from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.specs import EventPage
+from kimi_ray.store.seam import Stream
+
+COLD_PAUSE_S = 1.0
+"""How often a log that nobody writes is looked at by who follows it, seconds."""
+
+_PAGE_EVENTS = 1000
+_PAGE_BYTES = 4 << 20
+_FOLLOW_S = 20.0
+_MARGIN_S = 15.0
+_NOT_HERE = ("session.not_live", "agent.not_found")
+
+
+async def host_of(courier: Courier, stream: Stream) -> str | None:
+    """The host on which an agent lives now, or None; its session is not brought back for the question."""
+    name = await courier.registry.find_session(stream.session_id)
+    if name is None:
+        return None
+    try:
+        return await courier.cluster.peer(name).call(
+            "find_agent", stream.session_id, stream.agent_id, timeout_s=_MARGIN_S, group="control"
+        )
+    except KimiRayError as error:
+        if not is_lost(error.code) and error.code not in _NOT_HERE:
+            raise
+        return None
+
+
+async def follow_log(
+    courier: Courier,
+    stream: Stream,
+    from_seq: int,
+    *,
+    follow: bool,
+    cold_pause_s: Callable[[], float] = lambda: COLD_PAUSE_S,
+) -> AsyncGenerator[SessionEvent]:
+    """The events of a log from a seq on; with ``follow`` also those to come, until the loop is left.
+
+    Raises:
+        LogError: ``log.rewound`` {seq, end, epoch}: events that were given out are not in the log any more (a power cut
+            without ``durability="disk"``); go on from ``end``.
+        StoreError: ``store.not_found``, ``store.deleted`` when the log is not there, or not any more.
+    """
+    seq, host, epoch = from_seq, await host_of(courier, stream), -1
+    while True:
+        page = await _live_page(courier, host, stream, seq, _FOLLOW_S if follow else 0.0) if host is not None else None
+        if page is None or page.epoch is None:
+            # Not there any more, or cold: the store has it all.
+            host = None
+            stored = await courier.store.read_from(stream, seq, _PAGE_EVENTS, _PAGE_BYTES)
+            page = EventPage(seq, stored.lines, stored.next_seq, stored.next_seq, None)
+        began = page.began if page.epoch is not None and epoch not in (-1, page.epoch) else page.durable_seq
+        if seq > from_seq and began < seq:
+            raise LogError(
+                f"{stream} lost events: {seq} were seen, and its next writer began at {began}",
+                code="log.rewound",
+                hint=f"go on from {began}",
+                details={"stream": str(stream), "seq": seq, "end": began, "epoch": page.epoch},
+            )
+        epoch = page.epoch if page.epoch is not None else epoch
+        for line in page.lines:
+            yield parse_event(line, at=seq)
+            seq += 1
+        if page.lines and seq < page.durable_seq:
+            continue
+        if not follow:
+            return
+        if host is None:
+            host = await host_of(courier, stream)
+            if host is None:
+                await asyncio.sleep(cold_pause_s())
+
+
+async def _live_page(courier: Courier, host: str, stream: Stream, seq: int, wait_s: float) -> EventPage | None:
+    """A page from the host of the agent; None when it cannot be reached."""
+    try:
+        return await courier.cluster.peer(host).call(
+            "read_events", stream, seq, _PAGE_EVENTS, _PAGE_BYTES, wait_s, timeout_s=wait_s + _MARGIN_S, group="wait"
+        )
+    except KimiRayError as error:
+        if not is_lost(error.code) and error.code != "store.fenced":
+            raise
+        return None

@@ -1,0 +1,172 @@
+"""Following a whole session: new agents, lost hosts, cold agents, cursors, mistakes, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.errors import ConfigError, KimiRayError, LogError
+from kimi_ray.log_following import follow_log
+from kimi_ray.session_handle import AgentEvent, Session
+from kimi_ray.store.seam import Page, Stream
+from tests.unit.runtime_fixtures import running
+from tests.unit.test_tree_recovery import kill, logs_of, until, with_children
+
+
+class Follower:
+    """Follows a session in the background; what it was told by agent."""
+
+    def __init__(self, session: Session, **options: Any) -> None:
+        self.told: dict[str, list[int]] = defaultdict(list)
+        self.types: dict[str, list[str]] = defaultdict(list)
+        self.cursor: dict[str, int] = {}
+        self.error: KimiRayError | None = None
+        self.task = asyncio.create_task(self._follow(session, options))
+
+    async def _follow(self, session: Session, options: dict[str, Any]) -> None:
+        try:
+            async for found in session.events(follow=True, **options):
+                self.take(found)
+        except KimiRayError as error:
+            self.error = error
+
+    def take(self, found: AgentEvent) -> None:
+        self.told[found.agent_id].append(found.event.seq)
+        self.types[found.agent_id].append(found.event.type)
+        self.cursor.update(found.cursor)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_new_agents_lost_hosts_and_no_event_twice(tmp_path: Path) -> None:
+    async with running(tmp_path, hosts_per_node=2) as (runtime, stage, model):
+        session = await with_children(runtime, model, tmp_path / "work", 2)
+        follower = Follower(session)
+        await until(lambda: len(follower.told) == 3)
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", ["x", "y"], profile="bare", parent="agent-1")
+        prompt = await session.agent("agent-2").submit("one", on_interrupt="continue")
+        await stage.until_running(3)
+        for kinds in (("agents",), ("sessions",), ("sessions", "agents")):
+            await kill(runtime, *kinds)
+            await session.metadata()
+            await session.agent("agent-2").wake()
+            await stage.until_running(1)
+        stage.gate.set()
+        assert (await handle.result(30)).ok and (await prompt.result(30)).state == "completed"
+        await session.close()
+        logs = await logs_of(tmp_path, session.id)
+        assert set(logs) == {"main", "agent-1", "agent-2", "agent-3", "agent-4"}
+
+        def has_all() -> bool:
+            return all(len(follower.told[agent_id]) >= len(events) for agent_id, events in logs.items())
+
+        await until(has_all)
+        await follower.stop()
+        for agent_id, events in logs.items():
+            assert follower.told[agent_id] == [event.seq for event in events], agent_id
+            assert follower.types[agent_id] == [event.type for event in events], agent_id
+        # A new life at a seq is told as what it is.
+        assert follower.types["agent-2"].count("runtime/activated") >= 3
+
+
+async def test_a_cursor_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await with_children(runtime, model, tmp_path / "work", 2)
+        await session.flush()
+        cursor: dict[str, int] = {}
+        seen: list[tuple[str, int]] = []
+        number = 0
+        async for found in session.events():
+            cursor.update(found.cursor)
+            seen.append((found.agent_id, found.event.seq))
+            number += 1
+            if number == 7:
+                break
+        async for found in session.events(cursor):
+            cursor.update(found.cursor)
+            seen.append((found.agent_id, found.event.seq))
+        assert len(seen) == len(set(seen))
+        assert [found async for found in session.events(cursor)] == []
+        await (await session.agent("agent-1").submit("more")).result(10)
+        await session.flush()
+        more = [found async for found in session.events(cursor, types=["prompt/completed"])]
+        assert [found.agent_id for found in more] == ["agent-1"]
+        logs = await logs_of(tmp_path, session.id)
+        assert set(seen) <= {(agent_id, event.seq) for agent_id, events in logs.items() for event in events}
+
+
+async def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        for follow in (False, True):
+            with pytest.raises(ConfigError) as caught:
+                async for _ in session.events(types=["turn/started"], follow=follow):
+                    pass
+            assert (caught.value.code, caught.value.details["value"]) == ("request.invalid", "turn/started")
+            for options in ({"agents": ["agent-7"]}, {"cursor": {"agent-7": 3}}):
+                with pytest.raises(KimiRayError) as unknown:
+                    async for _ in session.events(follow=follow, **options):  # type: ignore[arg-type]
+                        pass
+                assert unknown.value.code == "agent.not_found"
+
+
+async def test_leaving_the_loop_leaves_no_task(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await with_children(runtime, model, tmp_path / "work", 3)
+        await session.flush()
+        before = {task.get_name() for task in asyncio.all_tasks()}
+        async for _ in session.events(follow=True):
+            break
+
+        def none_left() -> bool:
+            names = {task.get_name() for task in asyncio.all_tasks()} - before
+            return not [name for name in names if name.startswith(("events of", "agents of"))]
+
+        await until(none_left)
+
+
+async def test_a_deleted_session_ends_the_follow_and_is_not_brought_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await with_children(runtime, model, tmp_path / "work", 2)
+        follower = Follower(session)
+        await until(lambda: len(follower.told) == 3)
+        await session.close()
+        await asyncio.sleep(0.2)
+        assert await runtime.connection.registry.call("find_session", session.id, timeout_s=5, group="control") is None
+        assert follower.error is None
+        await session._services.courier.store.remove(session.id)
+        await until(lambda: follower.error is not None)
+        assert follower.error is not None and follower.error.code in ("session.not_found", "store.deleted",
+                                                                      "store.not_found")  # fmt: skip
+
+
+async def test_a_log_that_lost_what_was_told_says_so() -> None:
+    class Rewound:
+        """A store that forgets the last events, as after a power cut."""
+
+        def __init__(self) -> None:
+            self.lines = [b'{"seq":%d,"time":1,"type":"note/added","data":{"text":"x"}}' % n for n in range(5)]
+            self.store = self.registry = self
+
+        async def find_session(self, _session_id: str) -> None:
+            return None
+
+        async def read_from(self, _stream: Stream, seq: int, _limit: int, _bytes: int) -> Page:
+            page = Page(seq, tuple(self.lines[seq:]), len(self.lines))
+            self.lines = self.lines[:3]
+            return page
+
+    seen: list[int] = []
+    with pytest.raises(LogError) as caught:
+        courier: Any = Rewound()
+        async for event in follow_log(courier, Stream("s", "main"), 0, follow=True, cold_pause_s=lambda: 0.0):
+            seen.append(event.seq)
+    assert seen == [0, 1, 2, 3, 4]
+    assert (caught.value.code, caught.value.details["end"]) == ("log.rewound", 3)
