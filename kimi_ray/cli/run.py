@@ -53,7 +53,11 @@ def run(
     time_s: Annotated[float | None, typer.Option("--time-s", metavar="S", help="Wall seconds.")] = None,
     workdir: Annotated[
         str | None,
-        typer.Option("--workdir", metavar="SPEC", help="none, shared[:DIR], copy[:DIR]. [the current directory]"),
+        typer.Option(
+            "--workdir",
+            metavar="SPEC",
+            help="none, shared[:DIR], copy[:DIR], git:REPO@REF, factory:MODULE:FUNCTION. [the current directory]",
+        ),
     ] = None,
     session: Annotated[
         str | None, typer.Option("--session", metavar="ID", help="Go on with this session (@last, an id or its end).")

@@ -93,11 +93,11 @@ def swarm(
         typer.Option(
             "--workdir",
             metavar="SPEC",
-            help="none, shared[:DIR], copy[:DIR]; DIR may hold {{column}}. [the"
-            " current directory, shared, for agents with tools]",
+            help="none, shared[:DIR], copy[:DIR], git:REPO@REF, factory:MODULE:FUNCTION; may hold {{column}}."
+            " [the current directory, shared, for agents with tools]",
         ),
     ] = None,
-    keep_workdirs: Annotated[bool, typer.Option("--keep-workdirs", help="Leave the copies in place.")] = False,
+    keep_workdirs: Annotated[bool, typer.Option("--keep-workdirs", help="Leave private directories in place.")] = False,
     allow_shared_writes: Annotated[
         bool, typer.Option("--allow-shared-writes", help="Several writing agents in one directory.")
     ] = False,

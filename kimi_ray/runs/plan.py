@@ -20,6 +20,7 @@ from kimi_ray.runs.schedule import DEFAULT_RETRY_ON, FailOn, Schedule
 from kimi_ray.runs.seeds import RunSeed
 from kimi_ray.settings import Item, Limits, Sampling, Workdir
 from kimi_ray.tools.contract import Tool
+from kimi_ray.tools.workdirs import check_factory, refuse_remote
 
 OnInterrupted = Literal["continue", "restart"]
 
@@ -80,8 +81,9 @@ class RunPlan:
             item = by_id[key.item_id]
             own = item.item
             workdir = render_workdir(self.settings.workdir, item)
-            if workdir is not None and workdir.path is not None and cwd is not None and workdir.kind != "factory":
-                workdir = workdir.model_copy(update={"path": os.path.abspath(os.path.join(cwd, workdir.path))})
+            if workdir is not None and workdir.path is not None and cwd is not None and _is_place(workdir):
+                path = os.path.join(cwd, os.path.expanduser(workdir.path))
+                workdir = workdir.model_copy(update={"path": os.path.abspath(path)})
             yield Rollout(
                 key=key,
                 index=item.index,
@@ -145,7 +147,8 @@ def plan_run(
         sources: Where each item was read, for messages.
 
     Raises:
-        RunError: ``items.*``, ``swarm.*``, ``run.bad_id``.
+        RunError: ``items.*``, ``swarm.*``, ``run.bad_id``; ToolError: ``workdir.invalid`` for a factory that cannot be
+            imported here, or a repository that is a URL.
     """
     if run_id is not None and not is_path_safe_id(run_id):
         raise RunError(
@@ -155,6 +158,7 @@ def plan_run(
     check_prompt(prompt, prepared, settings.workdir)
     keys = keys_of(prepared, repeats)
     _check_shared_writes(settings, user_tools, prepared, len(keys))
+    _check_workdirs(settings.workdir, prepared)
     run_seed = seed if isinstance(seed, RunSeed) else RunSeed.choose(seed)
     bound = FailOn.parse(fail_on) if isinstance(fail_on, str) else fail_on
     plan = RunPlan(
@@ -191,3 +195,19 @@ def _check_shared_writes(
         # A user's tool that writes is as bad as Write.
         settings = settings.model_copy(update={"tools": (*settings.tool_names, "Write")})
     settings.check_shared_writes(items, rollouts)
+
+
+def _is_place(workdir: Workdir) -> bool:
+    """Whether its path is one of a file system: no function's name, and no URL (which is refused by name)."""
+    return workdir.kind != "factory" and not workdir.is_remote
+
+
+def _check_workdirs(workdir: Workdir | None, items: tuple[RunItem, ...]) -> None:
+    """What would fail in every rollout is told before the first."""
+    seen: set[tuple[str, str | None]] = set()
+    for item in items:
+        own = render_workdir(workdir, item)
+        if own is not None and own.kind in ("git", "factory") and (own.kind, own.path) not in seen:
+            seen.add((own.kind, own.path))
+            refuse_remote(own)
+            check_factory(own)

@@ -14,7 +14,7 @@ from kimi_ray.tools.workdirs.prepare import (
     prepare_workdir,
 )
 from kimi_ray.tools.workdirs.private import workdir_name
-from kimi_ray.tools.workdirs.spec import parse_workdir
+from kimi_ray.tools.workdirs.spec import parse_workdir, refuse_remote
 
 __all__ = [
     "FactoryContext",
@@ -27,6 +27,7 @@ __all__ = [
     "load_factory",
     "parse_workdir",
     "prepare_workdir",
+    "refuse_remote",
     "sweep_sessions",
     "workdir_name",
 ]

@@ -8,6 +8,7 @@ says, and is removed with it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import re
@@ -15,8 +16,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kimi_ray.errors import ToolError
@@ -26,7 +27,9 @@ from kimi_ray.tools.workdirs.private import REPOSITORY, NotWanted, Stopped, Work
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.1
 _TRIES = 8
-_BUSY = re.compile(r"File exists|\.lock|could not lock|another git process|Unable to create", re.IGNORECASE)
+_BUSY = re.compile(r"worktrees/|File exists|\.lock|could not lock|another git process|Unable to create", re.IGNORECASE)
+_LOCK_S = 60.0
+_LOCK_LOOK_S = 0.01
 _SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -69,7 +72,7 @@ def make_worktree(
         with workshop:
             Path(workshop.partial, REPOSITORY).write_text(common, errors="surrogateescape")
             try:
-                git.add(workshop.tree, commit)
+                git.add(common, workshop.tree, commit)
                 skipped = git.leave_out(workshop.tree, leave_out)
                 _publish(workshop)
             except BaseException:
@@ -96,7 +99,8 @@ def remove_worktree(path: str, repository: str | None = None) -> None:
         common = _common_directory(os.path.realpath(repository))
     remove(path)
     if entry is not None:
-        remove(entry)
+        with _alone(os.path.dirname(os.path.dirname(entry))):
+            remove(entry)
     elif common is not None:
         forget(common, path)
 
@@ -113,12 +117,39 @@ def forget(common: str, *paths: str | None) -> None:
         for name in os.listdir(entries):
             entry = os.path.join(entries, name)
             if _back_pointer(entry) in wanted:
-                remove(entry)
+                with _alone(common):
+                    remove(entry)
 
 
 def is_worktree(path: str) -> bool:
     """Whether a directory has the ``.git`` file of a worktree."""
     return os.path.isfile(os.path.join(path, ".git"))
+
+
+@contextmanager
+def _alone(common: str, stopped: Stopped = lambda: False) -> Generator[None]:
+    """Nobody else of kimi_ray changes the entries of a repository: git reads those of the others, half written or not.
+
+    Users' own commands do not know of this lock, and it is not everywhere to be had: who meets them tries again.
+    """
+    try:
+        handle = os.open(common, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        until = time.monotonic() + _LOCK_S
+        while time.monotonic() < until and not stopped():
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_LOOK_S)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(handle)
 
 
 def _publish(workshop: Workshop) -> None:
@@ -140,15 +171,21 @@ def _publish(workshop: Workshop) -> None:
 
 def _entry_of(worktree: str) -> str | None:
     """``<repository>/worktrees/<id>`` of a worktree, if both say so."""
+    entry = _entry_said(worktree)
+    if entry is None:
+        return None
+    owned = os.path.basename(os.path.dirname(entry)) == "worktrees" and os.path.isfile(os.path.join(entry, "commondir"))
+    return entry if owned and _back_pointer(entry) == os.path.join(worktree, ".git") else None
+
+
+def _entry_said(worktree: str) -> str | None:
     try:
         text = os.fsdecode(Path(worktree, ".git").read_bytes())
     except OSError:
         return None
     if not text.startswith("gitdir: "):
         return None
-    entry = os.path.join(worktree, text.removeprefix("gitdir: ").rstrip("\n"))
-    owned = os.path.basename(os.path.dirname(entry)) == "worktrees" and os.path.isfile(os.path.join(entry, "commondir"))
-    return entry if owned and _back_pointer(entry) == os.path.join(worktree, ".git") else None
+    return os.path.normpath(os.path.join(worktree, text.removeprefix("gitdir: ").rstrip("\n")))
 
 
 def _back_pointer(entry: str) -> str | None:
@@ -224,11 +261,22 @@ class _Git:
             )
         return out.decode().strip()
 
-    def add(self, tree: str, commit: str) -> None:
+    def add(self, common: str, tree: str, commit: str) -> None:
         for attempt in range(1, _TRIES + 1):
-            code, _, err = self._run("worktree", "add", "--detach", "--lock", "--quiet", tree, commit)
+            with _alone(common, self._stopped):
+                code, _, err = self._run(
+                    "worktree", "add", "--detach", "--lock", "--no-checkout", "--quiet", tree, commit
+                )
             if code == 0:
-                return
+                code, _, err = self._run("-C", tree, "reset", "--hard", "--quiet")
+                if code == 0 and _entry_of(tree) is not None:
+                    return
+                if code == 0:  # somebody's prune ran into the moment between making the entry and locking it
+                    err = "its entry in worktrees/ was removed meanwhile"
+                    entry = _entry_said(tree)
+                    if entry is not None and os.path.dirname(entry) == os.path.join(common, "worktrees"):
+                        remove(entry)
+                forget(common, tree)
             if attempt == _TRIES or _BUSY.search(err) is None or "No space left" in err:
                 raise ToolError(
                     f"no worktree of {self._repository} could be made: {_last(err)}",

@@ -181,7 +181,7 @@ async def test_a_taken_name_is_left_alone(repo: Path, base: Path) -> None:
     assert hidden(base) == ["n"] and list((base / "n").iterdir()) == [] and entries(repo) == []
 
 
-async def test_twenty_at_once_made_and_removed(repo: Path, base: Path) -> None:
+async def test_many_at_once_made_and_removed(repo: Path, base: Path) -> None:
     async def one(n: int) -> None:
         made = await prepare_workdir(Workdir.git(str(repo), "main"), base_dir=str(base), name=f"s.agent-{n}.x")
         assert made.path is not None and Path(made.path, "sub dir/f.txt").read_text() == "two"
@@ -190,12 +190,13 @@ async def test_twenty_at_once_made_and_removed(repo: Path, base: Path) -> None:
             await made.release()
 
     async def prune() -> None:
-        for _ in range(5):
+        for _ in range(10):
             await asyncio.to_thread(git, repo, "worktree", "prune")
+            await asyncio.to_thread(git, repo, "status")
 
-    await asyncio.gather(prune(), *(one(n) for n in range(20)))
-    assert len(hidden(base)) == len(entries(repo)) == 10
-    assert await drop_sessions(str(base), ["s"]) == 10
+    await asyncio.gather(prune(), *(one(n) for n in range(24)))
+    assert len(hidden(base)) == len(entries(repo)) == 12
+    assert await drop_sessions(str(base), ["s"]) == 12
     assert hidden(base) == [] and entries(repo) == []
 
 

@@ -1,0 +1,253 @@
+"""Swarms and sessions whose agents work in worktrees, copies and what factories make: through the public API."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.agent_services import workdirs_base
+from kimi_ray.llm.chat import ChatRequest
+from kimi_ray.llm.script import Step
+from kimi_ray.runs.run_directory import read_rows
+from kimi_ray.settings import Item, Workdir
+from kimi_ray.tools.workdirs import workdir_name
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.conftest import cli as cli
+from tests.unit.cli.conftest import place as place
+from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
+
+FACTORIES = "kimi_ray_test_places"
+
+
+def reads(request: ChatRequest) -> Step:
+    """A model that reads f.txt, and says what it found."""
+    last = request.messages[-1]
+    if last["source"]["kind"] == "tool":
+        return Step(text=str(last["content"]))
+    return Step.call("Read", {"path": "f.txt"})
+
+
+@pytest.fixture
+def factories() -> Iterator[Any]:
+    module: Any = types.ModuleType(FACTORIES)
+    module.released = []
+    module.contexts = []
+    sys.modules[FACTORIES] = module
+    yield module
+    del sys.modules[FACTORIES]
+
+
+def git(where: Path, *arguments: str) -> str:
+    who = {f"GIT_{role}_{what}": "x@y" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(where.parent), **who}
+    return subprocess.run(
+        ["git", "-C", str(where), *arguments], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def repository(top: Path, *texts: str) -> list[str]:
+    """A repository with one commit a text; returns the commits."""
+    top.mkdir(parents=True)
+    git(top, "init", "-q", "-b", "main")
+    commits: list[str] = []
+    for text in texts:
+        (top / "f.txt").write_text(text)
+        git(top, "add", ".")
+        git(top, "commit", "-q", "-m", text)
+        commits.append(git(top, "rev-parse", "HEAD"))
+    return commits
+
+
+def left(runtime: Any) -> list[str]:
+    base = Path(workdirs_base(cluster_of(runtime).home_id))
+    return sorted(name for name in os.listdir(base) if not name.startswith(".")) if base.exists() else []
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+MODEL = "scripted:tests.unit.test_runtime_workdirs:reads"
+READING = {"profile": "explore", "tools": ["Read"]}
+
+
+@needs_git
+async def test_a_swarm_in_worktrees_of_its_items(tmp_path: Path) -> None:
+    repos = tmp_path / "work" / "some repos"
+    items: list[Item] = []
+    for name in ("one", "two"):
+        items += [
+            Item(id=f"{name}-{n}", data={"repo": name, "commit": commit})
+            for n, commit in enumerate(repository(repos / name, f"{name} old", f"{name} new"))
+        ]
+    async with running(tmp_path) as (runtime, _stage, _model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=MODEL, profile="bare")
+        report = await session.swarm(
+            "go", items, workdir=Workdir.git("some repos/{{repo}}", "{{commit}}"), repeats=3, **READING
+        )
+        report.raise_for_status()
+        for row in report.rows:
+            assert f"{row.item['repo']} {'old' if row.item_id.endswith('0') else 'new'}" in (row.text or "")
+        assert left(runtime) == []
+        for name in ("one", "two"):
+            assert len(git(repos / name, "worktree", "list").splitlines()) == 1
+        wrong = await session.swarm(
+            "go", [*items[:1], Item(id="bad", data={"repo": "one", "commit": "nope"})],
+            workdir=Workdir.git("some repos/{{repo}}", "{{commit}}"), **READING,
+        )  # fmt: skip
+        by_id = {row.item_id: row for row in wrong.rows}
+        assert by_id["one-0"].status == "completed"
+        assert by_id["bad"].error is not None and by_id["bad"].error.code == "workdir.bad_ref"
+        with pytest.raises(KimiRayError) as caught:
+            await session.start_swarm(
+                "{{url}}",
+                [{"url": "https://host/x.git"}],
+                workdir=Workdir(kind="git", path="{{url}}", ref="main"),
+                **READING,
+            )
+        assert caught.value.code == "workdir.invalid"
+        kept = await session.swarm(
+            "go", items[:1], workdir=Workdir.git("some repos/{{repo}}", "{{commit}}"), keep_workdirs=True, **READING
+        )
+        kept.raise_for_status()
+        (name,) = left(runtime)
+        assert name.startswith(f"{session.id}.agent-")
+        host = (await hosts_of(runtime, "agents"))[0]
+        peer = cluster_of(runtime).peer(host)
+        assert await peer.call("drop_workdirs", [session.id], timeout_s=10) == 1
+        assert left(runtime) == [] and len(git(repos / "one", "worktree", "list").splitlines()) == 1
+
+
+async def test_a_swarm_in_what_a_factory_makes(tmp_path: Path, factories: Any) -> None:
+    def make(item: Any, ctx: Any) -> Any:
+        factories.contexts.append(ctx)
+        if item["word"] == "bad":
+            raise ValueError("no room")
+        tree = Path(ctx.base_dir, "tree")
+        tree.mkdir()
+        (tree / "f.txt").write_text(f"{item['word']} {ctx.seed}")
+        yield tree
+        factories.released.append(ctx.agent_id)
+
+    factories.make = make
+    items = [Item(id=word, data={"word": word}) for word in ("a", "b", "bad")]
+    async with running(tmp_path) as (runtime, _stage, _model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=MODEL, profile="bare")
+        report = await session.swarm(
+            "{{word}}", items, workdir=Workdir.factory(f"{FACTORIES}:make"), retries=1, retry_on=["environment"],
+            seed=5, **READING,
+        )  # fmt: skip
+        rows = {row.item_id: row for row in report.rows}
+        for word in ("a", "b"):
+            assert rows[word].status == "completed" and f"{word} {rows[word].seed}" in (rows[word].text or "")
+        assert rows["bad"].error is not None and rows["bad"].error.code == "workdir.failed"
+        assert "no room" in rows["bad"].error.message and f"{FACTORIES}:make" in rows["bad"].error.message
+        assert sorted(factories.released) == sorted(str(rows[word].agent_id) for word in ("a", "b"))
+        assert sorted(ctx.attempt for ctx in factories.contexts if ctx.item["word"] == "bad") == [1, 2]
+        assert {ctx.session_id for ctx in factories.contexts} == {session.id}
+        assert left(runtime) == []
+        for name in ("nowhere_to_be_found:make", f"{FACTORIES}:missing"):
+            with pytest.raises(KimiRayError) as caught:
+                await session.start_swarm("{{word}}", items, workdir=Workdir.factory(name), **READING)
+            assert caught.value.code == "workdir.invalid"
+
+
+async def test_an_agent_finds_its_directory_again_and_a_lost_one_is_told(tmp_path: Path, factories: Any) -> None:
+    def make(_item: Any, ctx: Any) -> Any:
+        Path(ctx.base_dir, "f.txt").write_text("here")
+        yield ctx.base_dir
+        factories.released.append(ctx.agent_id)
+
+    factories.make = make
+    async with running(tmp_path) as (runtime, _stage, _model):
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model=MODEL, profile="explore", tools=["Read"], workdir=Workdir.factory(f"{FACTORIES}:make")
+        )
+        assert "here" in (await (await session.main.submit("go")).result(20)).text
+        await session.close()
+        assert factories.released == [] and len(left(runtime)) == 1
+        again = await runtime.workspace(tmp_path / "work").resume(session.id)
+        assert "here" in (await (await again.main.submit("go on")).result(20)).text
+        assert len(left(runtime)) == 1
+        await again.close()
+        shutil.rmtree(Path(workdirs_base(cluster_of(runtime).home_id), left(runtime)[0]))
+        with pytest.raises(KimiRayError) as caught:
+            lost = await runtime.workspace(tmp_path / "work").resume(session.id)
+            (await (await lost.main.submit("and now")).result(20)).raise_for_state()
+        assert caught.value.code == "workdir.lost" and caught.value.error_class == "infra"
+    assert left_nothing_but_what_was_told(factories)
+
+
+def left_nothing_but_what_was_told(factories: Any) -> bool:
+    """At the end of the process at the latest everything is released, once."""
+    return factories.released == ["main"]
+
+
+async def test_made_for_somebody_all_or_none(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "secret").write_text("x")
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        await (await session.main.submit("there is a host now")).result(20)
+        host = (await hosts_of(runtime, "agents"))[0]
+        peer = cluster_of(runtime).peer(host)
+        copy, none = Workdir.copy(str(tmp_path / "tree")), Workdir.none()
+        names = [workdir_name(f"session_{n}", "main", "x" * 8) for n in range(3)]
+        hidden = [str(tmp_path / "tree" / "secret")]
+        made = await peer.call("make_workdirs", [(copy, names[0], hidden), (none, "n", [])], timeout_s=10)
+        assert [one["created"] for one in made] == [True, False] and made[1]["path"] is None
+        assert os.listdir(made[0]["path"]) == []
+        bad = Workdir.copy(str(tmp_path / "missing"))
+        with pytest.raises(KimiRayError) as caught:
+            await peer.call("make_workdirs", [(copy, names[1], []), (bad, names[2], [])], timeout_s=10)
+        assert caught.value.code == "workdir.not_found" and left(runtime) == [names[0]]
+        assert await peer.call("drop_workdirs", ["session_0", "session_1"], timeout_s=10) == 1
+        assert left(runtime) == []
+
+
+@needs_git
+def test_on_the_command_line(cli: Cli, place: Path, tmp_path: Path) -> None:
+    commits = repository(place / "a repo", "old", "new")
+    (place / "items.csv").write_text(f"id,commit\nold,{commits[0]}\nnew,{commits[1]}\n")
+    (place / "places_here.py").write_text(
+        "import pathlib\n"
+        "def make(item, ctx):\n"
+        "    pathlib.Path(ctx.base_dir, 'f.txt').write_text(item['id'])\n"
+        "    return ctx.base_dir\n"
+    )
+    swarm = (
+        "swarm", "go {{id}}", "--in-process", "--items", "items.csv", "--id-column", "id", "--model", MODEL,
+        "--tools", "Read",
+    )  # fmt: skip
+    done = cli(*swarm, "--workdir", "git:a repo@{{commit}}", "--out", "one")
+    assert done.code == 0, done
+    assert {row.item_id: row.item_id in (row.text or "") for row in read_rows(place / "one")} == {
+        "old": True,
+        "new": True,
+    }
+    try:
+        done = cli(*swarm, "--workdir", "factory:places_here:make", "--out", "two")
+        assert done.code == 0, done
+        rows = read_rows(place / "two")
+        assert {row.item_id: row.item_id in (row.text or "") for row in rows} == {"old": True, "new": True}
+    finally:
+        sys.modules.pop("places_here", None)
+        if str(place) in sys.path:
+            sys.path.remove(str(place))
+    done = cli("run", "go", "--workdir", "git:a repo@main", "--model", MODEL, "--tools", "Read")
+    assert done.code == 0 and "new" in done.out
+    for wrong, code in (
+        ("git:missing@main", "workdir.not_found"),
+        ("git:https://host/x@main", "workdir.invalid"),
+        ("factory:places_nowhere:make", "workdir.invalid"),
+        ("git:a repo", "workdir.invalid"),
+    ):
+        refused = cli(*swarm, "--workdir", wrong, "--out", "three")
+        assert (refused.code, f"code: {code}" in refused.err) == (2, True), refused
+        assert not (place / "three").exists()
