@@ -30,6 +30,8 @@ from kimi_ray.store.seam import Document, SessionCopy, Stream
 from kimi_ray.tools.workdirs import workdir_name
 
 _COPIES_AT_ONCE = 4
+_BEGINNINGS = 3
+"""So often a publication is begun when the store's process is lost with it."""
 _ASK_S = 5.0
 _CALL_S = 60.0
 _WORKDIRS_S = 600.0
@@ -263,55 +265,81 @@ class SessionForking:
             for index, session_id in enumerate(spec.targets)
         ]
         for earlier in range(spec.attempt):
-            await store.discard_publication(first, _publication(spec, earlier))
-        publication = _publication(spec, spec.attempt)
-        try:
-            await store.begin_publication(first, publication, dict.fromkeys(spec.targets, workspace))
-        except StoreError as error:
-            made = await self._published(spec)  # by the earlier try, in between
-            if made is not None:
-                return made
-            raise _exists(error, spec) from error
+            for again in range(_BEGINNINGS):
+                await store.discard_publication(first, _publication(spec, earlier, again))
         workdirs = _Workdirs(self._services)
+        begun: list[str] = []
         try:
+            await self._begin(spec, workspace, begun)
             places = await workdirs.make(spec, plan)
-            gate = asyncio.Semaphore(_COPIES_AT_ONCE)
-
-            async def copy(index: int, session_id: str) -> None:
-                logs = plan.for_target(
+            copies = [
+                SessionCopy(
                     session_id,
-                    group=spec.group,
-                    index=index,
-                    sampling=spec.sampling,
-                    seed=None if spec.seeds is None else spec.seeds[index],
-                    workdirs=None if places is None else {MAIN: places[index]},
+                    workspace,
+                    documents[index],
+                    plan.for_target(
+                        session_id,
+                        group=spec.group,
+                        index=index,
+                        sampling=spec.sampling,
+                        seed=None if spec.seeds is None else spec.seeds[index],
+                        workdirs=None if places is None else {MAIN: places[index]},
+                    ),
                 )
-                async with gate:
-                    await store.copy_session(publication, SessionCopy(session_id, workspace, documents[index], logs))
-
-            async with asyncio.TaskGroup() as group:
-                for index, session_id in enumerate(spec.targets):
-                    group.create_task(copy(index, session_id))
-            await self._check(standing)
-            await store.publish(first, publication)
+                for index, session_id in enumerate(spec.targets)
+            ]
+            while True:
+                try:
+                    await self._copy(begun[-1], copies)
+                    await self._check(standing)
+                    await store.publish(first, begun[-1])
+                    break
+                except* StoreError as errors:
+                    lost = _first_of(errors)
+                    if not _is_forgotten(lost, begun[-1]) or len(begun) == _BEGINNINGS:
+                        raise
+                # The store's process was lost, and what it had begun with it.
+                await self._begin(spec, workspace, begun)
         except BaseException as failure:  # noqa: BLE001  the first of a group is raised again
-            made = await asyncio.shield(asyncio.ensure_future(self._take_back(spec, publication, workdirs)))
+            made = await asyncio.shield(asyncio.ensure_future(self._take_back(spec, begun, workdirs)))
             cause = _first_of(failure)
             if made is not None and isinstance(cause, KimiRayError):
-                return made  # the answer to the last call was lost, the forks are there
+                return made  # the answer to the last call was lost, or an earlier try came through
             raise cause from None
         return [
             ForkedSession(session_id, workspace, value)
             for session_id, value in zip(spec.targets, documents, strict=True)
         ]
 
-    async def _take_back(self, spec: ForkSpec, publication: str, workdirs: _Workdirs) -> list[ForkedSession] | None:
+    async def _begin(self, spec: ForkSpec, workspace: str, begun: list[str]) -> None:
+        publication = _publication(spec, spec.attempt, len(begun))
+        begun.append(publication)  # also if the answer is lost
+        try:
+            await self._services.store.begin_publication(
+                spec.targets[0], publication, dict.fromkeys(spec.targets, workspace)
+            )
+        except StoreError as error:
+            raise _exists(error, spec) from error
+
+    async def _copy(self, publication: str, copies: list[SessionCopy]) -> None:
+        gate = asyncio.Semaphore(_COPIES_AT_ONCE)
+
+        async def copy(one: SessionCopy) -> None:
+            async with gate:
+                await self._services.store.copy_session(publication, one)
+
+        async with asyncio.TaskGroup() as group:
+            for one in copies:
+                group.create_task(copy(one))
+
+    async def _take_back(self, spec: ForkSpec, begun: list[str], workdirs: _Workdirs) -> list[ForkedSession] | None:
         """Undo what can be reached; gives the forks if they were published after all.
 
         What cannot be reached is hidden: the next one to open the home deletes it, and sweeps remove directories.
         """
         try:
-            await self._services.store.discard_publication(spec.targets[0], publication)
+            for publication in begun:
+                await self._services.store.discard_publication(spec.targets[0], publication)
             made = await self._published(spec)
         except KimiRayError:
             return None
@@ -425,9 +453,15 @@ def _of_the_source(kind: str, bound: dict[str, Any], spec: ForkSpec) -> Workdir:
     return Workdir.copy(str(directory)) if kind == "copy" else Workdir.git(str(directory))
 
 
-def _publication(spec: ForkSpec, attempt: int) -> str:
-    """A name for each try: what an earlier one left is discarded by its own."""
-    return f"fork-{spec.group}-{attempt}"
+def _publication(spec: ForkSpec, attempt: int, again: int) -> str:
+    """A name for each beginning: what an earlier one left is discarded by its own."""
+    return f"fork-{spec.group}-{attempt}-{again}"
+
+
+def _is_forgotten(error: BaseException, publication: str) -> bool:
+    return (
+        isinstance(error, StoreError) and error.code == "store.not_found" and error.details.get("group") == publication
+    )
 
 
 def _exists(error: StoreError, spec: ForkSpec) -> KimiRayError:
