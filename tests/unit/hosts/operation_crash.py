@@ -32,7 +32,13 @@ MODEL = "scripted:kimi_ray.llm.scripts:echo"
 JOB_S = 60.0
 BASE = ("cold", "archived", "source")
 """The sessions of every home before the operation."""
-SETTINGS: dict[str, Any] = {"durability": "none", "write_window_ms": 2, "close_timeout_s": 10.0, "claim_timeout_s": 5.0}
+SETTINGS: dict[str, Any] = {
+    "durability": "none",
+    "write_window_ms": 2,
+    "close_timeout_s": 10.0,
+    "claim_timeout_s": 5.0,
+    "hosts_per_node": 1,
+}
 _UNCOUNTED = frozenset(
     "ping progress wait_any read_events renew hello goodbye stats identity shutdown totals sweep close".split()
 )
@@ -143,7 +149,7 @@ def check(home: str, work: str, store: dict[str, Any], operation: str, done: boo
     before = _listed_by_command()
     ids, missing = asyncio.run(_check_open(home, work, store, operation, done))
     _check_files(Path(home), ids, missing)
-    assert before == ids == _listed_by_command()
+    assert before == ids == _listed_by_command(), before
 
 
 async def _check_open(
@@ -211,7 +217,7 @@ def _listed_by_command() -> set[str]:
     os.dup2(write, 1)
     os.close(write)
     try:
-        code = run_command(["sessions", "list", "--archived", "--limit", "100", "--json"])
+        code = run_command(["sessions", "list", "--all", "--limit", "100", "--json"])
         sys.stdout.flush()
     finally:
         os.dup2(kept, 1)
