@@ -155,6 +155,43 @@ def fork(
     _measure(bench_fork(**settings, **stored, directory=directory), json)
 
 
+@bench.command(name="session-fork")
+def session_fork(
+    events: Events = 200_000,
+    flush_every: FlushEvery = 50,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How many forks; the median is told.")] = 3,
+    backend: Backend = "jsonl",
+    compression: Compression = "none",
+    sync_delay_ms: SyncDelay = 0.0,
+    directory: Directory = None,
+    json: Json = False,
+) -> None:
+    """Seconds for a fork of a whole session with a long log by the API, and by how much memory grew.
+
+    The floor copies the log's file and syncs it once. Without Ray.
+    """
+    from kimi_ray.bench.session_fork import bench_session_fork
+
+    settings: dict[str, Any] = {"events": events, "flush_every": flush_every, "repeats": repeats}
+    stored: dict[str, Any] = {"backend": backend, "compression": compression, "sync_delay_ms": sync_delay_ms}
+    _measure(bench_session_fork(**settings, **stored, directory=directory), json)
+
+
+@bench.command()
+def index(
+    sessions: Annotated[int, typer.Option("--sessions", min=100, help="How many sessions there are.")] = 100_000,
+    directory: Directory = None,
+    json: Json = False,
+) -> None:
+    """Milliseconds to list the 50 newest of many sessions, and to build the index of them.
+
+    The floor is the plain query of the same rows. Without Ray.
+    """
+    from kimi_ray.bench.index import bench_index
+
+    _measure(bench_index(sessions=sessions, directory=directory), json)
+
+
 @bench.command()
 def loss(
     kills: Annotated[int, typer.Option("--kills", min=1, help="How often each case is killed.")] = 10,
