@@ -24,6 +24,7 @@ from kimi_ray.cli.session_export import export
 from kimi_ray.cli.session_forks import diff, fork
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
 from kimi_ray.cli.session_list import list_sessions
+from kimi_ray.cli.session_show import show
 from kimi_ray.cli.sessions import sessions
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -66,6 +67,7 @@ sessions.command("delete")(delete)
 sessions.command("fork")(fork)
 sessions.command("diff")(diff)
 sessions.command("list")(list_sessions)
+sessions.command("show")(show)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from kimi_ray.cli.agent_facts import AgentFacts, as_tree
 from kimi_ray.cli.lookup import find_session
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import parse_event
@@ -251,3 +252,115 @@ def test_follow_a_growing_log(cli: Cli, place: Path, home: Path) -> None:
         follower.kill()
         follower.wait()
     assert [event.seq for event in seen] == list(range(len(seen)))
+
+
+def two_turns(request: ChatRequest) -> Step:
+    """A model that looks at a file, and then answers."""
+    last = request.messages[-1]
+    return Step(text="seen") if last["source"]["kind"] == "tool" else Step.call("Glob", {"pattern": "*"})
+
+
+TWO = "scripted:tests.unit.cli.test_sessions:two_turns"
+
+
+def test_show_has_turns_tools_workdir_and_lineage(cli: Cli, place: Path) -> None:
+    assert cli("run", "first thing", "--model", TWO, "--tools", "Glob").code == 0
+    assert cli("run", "second thing", "--model", TWO, "--session", "@last").code == 0
+    source = cli("sessions", "show", "@last", "--json").document["session"]["session_id"]
+    document = cli("sessions", "show", source, "--turns", "--json").document
+    (main,) = document["agents"]
+    assert (main["level"], main["tools"], main["pending_prompts"], main["state"]) == (0, {"Glob": 2}, 0, "completed")
+    assert main["workdir"] == {
+        "kind": "shared",
+        "path": str(place),
+        "prepared": str(place),
+        "created": False,
+        "here": True,
+    }
+    assert [turn["prompts"] for turn in main["turn_list"]] == [["first thing"], ["second thing"]]
+    for number, turn in enumerate(main["turn_list"]):
+        assert (turn["turn"], turn["steps"], turn["tool_calls"], turn["reason"]) == (number, 2, 1, "completed")
+        assert turn["output_tokens"] > 0 and turn["duration_ms"] >= 0 and turn["first_seq"] < turn["last_seq"]
+    assert sum(turn["output_tokens"] for turn in main["turn_list"]) == main["output_tokens"]
+    fork = cli("sessions", "fork", source, "--json")
+    assert fork.code == 0, fork
+    shown = cli("sessions", "show", source, "--json").document
+    (fork_id,) = shown["forks"]
+    forked = cli("sessions", "show", fork_id, "--turns", "--json").document
+    assert forked["session"]["forked_from"]["session_id"] == source
+    (main,) = forked["agents"]
+    assert main["forked_from"]["session_id"] == source and "parent" not in main
+    assert (main["turns"], main["tools"], len(main["turn_list"])) == (0, {}, 2)
+    assert all(turn["copied"] for turn in main["turn_list"])
+    text = cli("sessions", "show", fork_id, "--turns").out
+    assert f"forked from {source}/main" in text and "first thing" in text and "1*" in text
+    text = cli("sessions", "show", source, "--turns").out
+    assert f"forks       {fork_id}" in text and "Glob 2" in text and "workdir     shared" in text
+
+
+def test_the_tree_is_indented_by_parent_whatever_its_depth() -> None:
+    def facts(agent_id: str, parent: str | None) -> AgentFacts:
+        return AgentFacts(agent_id, parent, None, None, "new", 0, 0, 0, 0, 0, 0, 0, 0, None, {}, 0)
+
+    pairs = [("main", None), ("agent-1", "main"), ("agent-2", "agent-1"), ("agent-3", "main"), ("agent-4", "agent-2"),
+             ("agent-5", "gone"), ("agent-6", "agent-7"), ("agent-7", "agent-6"), ("agent-8", "agent-8")]  # fmt: skip
+    rows = [(level, one.agent_id) for level, one in as_tree([facts(*pair) for pair in pairs])]
+    assert rows[:5] == [(0, "main"), (1, "agent-1"), (2, "agent-2"), (3, "agent-4"), (1, "agent-3")]
+    assert sorted(rows[5:]) == [(0, "agent-5"), (0, "agent-6"), (0, "agent-7"), (0, "agent-8")]
+
+
+def test_tail_refuses_a_misspelt_type(cli: Cli, filled: Path) -> None:
+    for text, close in (
+        ("turn/ends", "turn/end"),
+        ("lmm", "llm"),
+        ("subagent/started_", "subagent/started"),
+        ("zzz", ""),
+    ):
+        refused = cli("sessions", "tail", "run:alpha", "--type", text)
+        assert refused.code == 2 and "code: request.unknown_type" in refused.err and "hint: " in refused.err
+        assert close in refused.err
+    assert cli("sessions", "tail", "run:alpha", "--type", "subagent").code == 0
+
+
+def test_tail_from_with_a_number(cli: Cli, filled: Path) -> None:
+    lines = cli("sessions", "tail", "run:alpha", "--json", "-n", 1000).out.splitlines()
+    assert len(lines) > 6
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", 2, "-n", 3).out.splitlines() == lines[2:5]
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", 2, "-n", 0).out == ""
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", 2, "-n", 3, "-f").out.splitlines() == lines[2:5]
+    assert cli("sessions", "tail", "run:alpha", "--json", "--from", 4).out.splitlines() == lines[4:]
+    beyond = cli("sessions", "tail", "run:alpha", "--from", len(lines) + 1, "-n", 2)
+    assert "code: request.bad_seq" in beyond.err
+
+
+def test_tail_of_the_whole_tree(cli: Cli, filled: Path) -> None:
+    rows = [
+        json.loads(line)
+        for line in cli("sessions", "tail", "run", "--all-agents", "--json", "-n", 9999).out.splitlines()
+    ]
+    by_agent: dict[str, list[int]] = {}
+    for row in rows:
+        by_agent.setdefault(row["agent_id"], []).append(row["event"]["seq"])
+    assert len(by_agent) == 7 and all(seqs == list(range(len(seqs))) for seqs in by_agent.values())
+    assert [row["event"]["time"] for row in rows] == sorted(row["event"]["time"] for row in rows)
+    newest = cli("sessions", "tail", "@last", "--all-agents", "--json", "-n", 5).out.splitlines()
+    assert [json.loads(line) for line in newest] == rows[-5:]
+    assert "agent-3" in cli("sessions", "tail", "@last", "--all-agents", "-n", 999).out
+    assert cli("sessions", "tail", "@last", "--all-agents", "--agent", "1").code == 2
+
+
+def test_follow_the_whole_tree(cli: Cli, place: Path, home: Path) -> None:
+    assert cli("run", "first", "--model", "scripted", "--profile", "bare").code == 0
+    command = [sys.executable, "-m", "kimi_ray.cli", "sessions", "tail", "@last", "-f", "--all-agents", "--json"]
+    environment = {"PYTHONPATH": str(ROOT), "KIMI_RAY_HOME": str(home), "PATH": ""}
+    follower = subprocess.Popen([*command, "-n", "9999"], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert follower.stdout is not None
+        seen = [json.loads(follower.stdout.readline())]
+        assert cli("run", "second", "--session", "@last", "--model", "scripted").code == 0
+        while seen[-1]["event"]["type"] != "prompt/completed" or seen[-1]["event"]["data"].get("turn") != 1:
+            seen.append(json.loads(follower.stdout.readline()))
+    finally:
+        follower.kill()
+        follower.wait()
+    assert [one["event"]["seq"] for one in seen] == list(range(len(seen)))
