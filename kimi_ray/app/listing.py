@@ -142,7 +142,10 @@ class SessionList:
 
     async def prepare(self) -> IndexStatus:
         """Wait until the index is ready, or was tried to be; the status then."""
-        return await self._store.prepare_index()
+        while True:
+            status = await self._store.prepare_index()
+            if status.state != "preparing":
+                return status
 
 
 def _query(workspace_id: str | None = None, workspace_ids: Sequence[str] | None = None, **filters: Any) -> tuple[SessionQuery, bool]:

@@ -69,7 +69,7 @@ def list_sessions(
     }
     try:
         store = open_store(config.home, network_home=config.network_home)
-        found = asyncio.run(_find(store, filters, workspace=workspace, parent=parent, after=after))
+        found: dict[str, Any] = asyncio.run(_find(store, filters, workspace=workspace, parent=parent, after=after))
     except StoreError as error:
         if error.code != "store.not_found":
             raise

@@ -222,11 +222,12 @@ class SessionIndex:
         """What was written here and is not in the index yet."""
         return self._mirror.pending()
 
-    async def prepare(self) -> IndexStatus:
-        """See that the index is ready, if it can be; the status then."""
+    async def prepare(self, within_s: float = 10.0) -> IndexStatus:
+        """See that the index is ready, if it can be, within so many seconds; the status then."""
         if self._enabled and self._state != "ready":
             self.start()
-            await self._attempted.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._attempted.wait(), within_s)
         return await self.status()
 
     async def status(self) -> IndexStatus:

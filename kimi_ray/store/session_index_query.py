@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from kimi_ray.settings import Settings
-from kimi_ray.store.session_index_rows import ARCHIVED, NOT_ARCHIVED, IndexRow, SessionSummary, folded
+from kimi_ray.store.session_index_rows import ARCHIVED, NOT_ARCHIVED, IndexRow, SessionSummary, bounded, folded
 
 MAX_LIMIT = 100_000
 
@@ -77,7 +77,7 @@ def matches(row: IndexRow, query: SessionQuery) -> bool:
         and (query.forked_from is None or row.forked_from == query.forked_from)
         and (query.fork_group is None or row.fork_group == query.fork_group)
         and (query.run_id is None or row.run_id == query.run_id)
-        and (query.since is None or row.updated_at >= query.since)
+        and (query.since is None or row.updated_at >= bounded(query.since))
         and (not query.tags or query.tags.items() <= dict(row.tags).items())
         and (not query.text or folded(query.text) in row.search)
     )

@@ -132,8 +132,8 @@ def row_of(document: Document) -> IndexRow:
     return IndexRow(
         id=summary.id,
         workspace_id=summary.workspace_id,
-        revision=_bounded(document.revision),
-        updated_at=_bounded(summary.updated_at),
+        revision=bounded(document.revision),
+        updated_at=bounded(summary.updated_at),
         archived=UNREADABLE if unreadable else ARCHIVED if summary.archived else NOT_ARCHIVED,
         cwd=summary.cwd,
         child_of=summary.parent_session_id if child else None,
@@ -151,5 +151,6 @@ def folded(text: str) -> str:
     return text.encode(errors="replace").decode().casefold()
 
 
-def _bounded(number: int) -> int:
+def bounded(number: int) -> int:
+    """A number that the index can hold; beyond, the farthest one."""
     return max(-_FARTHEST, min(_FARTHEST, number))

@@ -14,7 +14,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from kimi_ray.store.session_index_query import Key, SessionQuery, backwards
-from kimi_ray.store.session_index_rows import ARCHIVED, NOT_ARCHIVED, IndexRow, folded
+from kimi_ray.store.session_index_rows import ARCHIVED, NOT_ARCHIVED, IndexRow, bounded, folded
 
 SCHEMA = 1
 """Number of these tables: an index with another is made anew."""
@@ -153,7 +153,7 @@ def _conditions(query: SessionQuery, workspace_ids: tuple[str, ...] | None) -> t
             values.append(_bindable(wanted))
     if query.since is not None:
         where.append("updated_at >= ?")
-        values.append(max(-(1 << 62), min(1 << 62, query.since)))
+        values.append(bounded(query.since))
     if query.text:
         where.append("instr(search, ?) > 0")
         values.append(folded(query.text))
