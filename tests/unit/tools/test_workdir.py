@@ -184,7 +184,21 @@ def test_parsing(text: str, expected: Workdir) -> None:
     assert parse_workdir(text, "/here") == expected
 
 
-@pytest.mark.parametrize("text", ["", "copi", "none:x", "git:repo", "git:git@host:me/repo@v1", "git:https://h/r.git@main", "git:@x", "git", "factory:mod", "/a/path"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "copi",
+        "none:x",
+        "git:repo",
+        "git:git@host:me/repo@v1",
+        "git:https://h/r.git@main",
+        "git:@x",
+        "git",
+        "factory:mod",
+        "/a/path",
+    ],
+)
 def test_parsing_refuses_by_name(text: str) -> None:
     with pytest.raises(ToolError) as caught:
         parse_workdir(text, "/here")
