@@ -15,12 +15,11 @@ from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_d
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.session_log import SessionLog
+from kimi_ray.hosts.session_swarms import begin_swarm
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.stored_binding import read_binding
-from kimi_ray.hosts.stored_agents import read_agent
 from kimi_ray.hosts.swarm_run import SwarmRun
-from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.hosts.tree_limits import TreeLimits
 from kimi_ray.hosts.tree_recovery import TreeRecovery
@@ -92,7 +91,7 @@ class LiveSession:
         self.recovery = TreeRecovery(self)
         self._logs: dict[str, SessionLog] = {}
         self._next_number: int | None = 1 if known_empty else None
-        self._known_empty = known_empty
+        self.known_empty = known_empty
         self._numbering = asyncio.Lock()
         self._addressing: dict[str, asyncio.Lock] = {}
         self.log = self.log_of(MAIN)
@@ -370,47 +369,7 @@ class LiveSession:
             AgentError: ``agent.not_found``, ``agent.model_needed`` of the parent; ``limit.*`` of the tree.
             RunError: ``swarm.*``.
         """
-        if spec.run_id in self.swarms:
-            return
-        if spec.parent != MAIN:
-            await self.agent_host(spec.parent, self.host_of(spec.parent), None)
-            spec = replace(spec, depth=await self._depth_of(spec.parent) + 1)
-        await self.recovery.remember_run(spec.run_id, spec.parent)
-        if not self._known_empty:
-            spec = await self.recovery.swarm(spec)
-        spec = replace(spec, claim=self.spec.nonce, total_limits=await self.limits_left(spec.total_limits))
-        still_here()
-        if spec.run_id in self.swarms:
-            return
-        log = self.log_of(spec.parent)
-
-        async def flush_log() -> None:
-            await self.tell_main()
-            await log.flush()
-            await self.recovery.forget_run(spec.run_id)
-
-        async def position(stream: Stream) -> dict[str, int] | None:
-            stored = await read_agent(self.services.store, stream)
-            return stored.position if stored is not None else None
-
-        services = SwarmServices(
-            self.services.cluster,
-            self.services.registry,
-            log.add,
-            flush_log,
-            self.next_numbers,
-            self.register_agents,
-            fenced,
-            lambda spent: self.tree.spend(spec.run_id, spent),
-            position,
-        )
-        self.swarms[spec.run_id] = SwarmRun(spec, services)
-
-    async def _depth_of(self, agent_id: str) -> int:
-        for log in await self.services.store.list_logs(self.id):
-            if log.stream.agent_id == agent_id and log.header is not None:
-                return int(log.header.get("delegation_depth", 0))
-        return 0
+        await begin_swarm(self, spec, fenced, still_here)
 
     # -- the whole --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from kimi_ray.session_handle import Session
 from kimi_ray.settings import Profile
 from kimi_ray.store import open_store
 from kimi_ray.store.seam import Stream
-from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
+from tests.trees import check_positions, check_prompts, types
+from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 BARE: dict[str, Any] = {"profile": "bare", "model": None}
 KINDS = (("sessions",), ("agents",), ("sessions", "agents"))
@@ -47,43 +47,6 @@ async def logs_of(tmp_path: Path, session_id: str) -> dict[str, list[SessionEven
 async def headers_of(tmp_path: Path, session_id: str) -> dict[str, dict[str, Any]]:
     logs = await open_store(tmp_path / "home").list(session_id)
     return {log.stream.agent_id: log.header for log in logs if log.header is not None}
-
-
-def types(events: Iterable[SessionEvent]) -> list[str]:
-    return [event.type for event in events]
-
-
-def check_prompts(logs: dict[str, list[SessionEvent]]) -> None:
-    """Every accepted prompt has one final state, every turn is closed."""
-    for agent_id, events in logs.items():
-        submitted = [e.data["prompt_id"] for e in events if e.type == "prompt/submitted"]
-        completed = [e.data["prompt_id"] for e in events if e.type == "prompt/completed"]
-        assert sorted(submitted) == sorted(completed), agent_id
-        found = types(events)
-        assert found.count("turn/start") == found.count("turn/end"), agent_id
-
-
-def check_positions(logs: dict[str, list[SessionEvent]], *, ended: bool = True) -> None:
-    """What parents recorded of children is what their logs hold, and the last of it is there for each child."""
-    for parent, events in logs.items():
-        last: dict[str, tuple[int, int]] = {}
-        spawned: set[str] = set()
-        for event in events:
-            data = event.data
-            if event.type == "subagent/spawned":
-                spawned.add(data["agent_id"])
-            elif event.type in ("subagent/completed", "subagent/failed", "subagent/suspended") and "seq" in data:
-                last[data["agent_id"]] = (data["seq"], data["epoch"])
-            elif event.type == "swarm/end":
-                for child, position in data.get("agents", {}).items():
-                    assert last[child] == (position["seq"], position["epoch"])
-        for child, (seq, epoch) in last.items():
-            child_events = logs[child]
-            assert 0 < seq <= len(child_events), (parent, child)
-            lives = [e.data["epoch"] for e in child_events[:seq] if e.type == "runtime/activated"]
-            assert lives[-1] == epoch, (parent, child, seq, epoch, lives)
-        if ended:
-            assert {child for child in spawned if child in logs} <= last.keys(), parent
 
 
 async def until(condition: Any, within_s: float = 15.0) -> None:
@@ -415,6 +378,3 @@ async def test_what_a_lost_host_could_not_say_is_said_at_the_resume(tmp_path: Pa
         logs = await logs_of(tmp_path, session.id)
         check_prompts(logs)
         check_positions(logs)
-
-
-_ = Stage

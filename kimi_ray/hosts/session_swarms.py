@@ -1,0 +1,94 @@
+"""Beginning a swarm in a live session, for any of its agents, and telling the logs above how far it came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.hosts.specs import LogEntry
+from kimi_ray.hosts.stored_agents import read_agent
+from kimi_ray.hosts.swarm_run import SwarmRun
+from kimi_ray.hosts.swarm_services import SwarmServices
+from kimi_ray.hosts.swarm_words import SwarmSpec
+from kimi_ray.session import parent_of_log
+from kimi_ray.store.seam import Stream
+
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import LiveSession
+
+MAIN = "main"
+
+
+async def begin_swarm(
+    live: LiveSession, spec: SwarmSpec, fenced: Callable[[KimiRayError], None], still_here: Callable[[], object]
+) -> None:
+    """See ``LiveSession.start_swarm``."""
+    if spec.run_id in live.swarms:
+        return
+    if spec.parent != MAIN:
+        await live.agent_host(spec.parent, live.host_of(spec.parent), None)
+        spec = replace(spec, depth=await _depth_of(live, spec.parent) + 1)
+    await live.recovery.remember_run(spec.run_id, spec.parent)
+    if not live.known_empty:
+        spec = await live.recovery.swarm(spec)
+    spec = replace(spec, claim=live.spec.nonce, total_limits=await live.limits_left(spec.total_limits))
+    still_here()
+    if spec.run_id in live.swarms:
+        return
+    log = live.log_of(spec.parent)
+
+    async def flush_log() -> None:
+        await live.tell_main()
+        await log.flush()
+        await _tell_ancestors(live, spec.parent)
+        await live.recovery.forget_run(spec.run_id)
+
+    async def position(stream: Stream) -> dict[str, int] | None:
+        stored = await read_agent(live.services.store, stream)
+        return stored.position if stored is not None else None
+
+    services = SwarmServices(
+        live.services.cluster,
+        live.services.registry,
+        log.add,
+        flush_log,
+        live.next_numbers,
+        live.register_agents,
+        fenced,
+        lambda spent: live.tree.spend(spec.run_id, spent),
+        position,
+    )
+    live.swarms[spec.run_id] = SwarmRun(spec, services)
+
+
+async def _tell_ancestors(live: LiveSession, agent_id: str) -> None:
+    """A swarm of an agent has ended: each log above hears how far the one below it is by now.
+
+    So a fork of main takes along what belongs to its children's children. An agent that cannot be brought to life
+    for it is left with what was told before.
+    """
+    headers: dict[str, dict[str, Any]] = {}
+    if agent_id != MAIN:
+        headers = {log.stream.agent_id: log.header or {} for log in await live.services.store.list_logs(live.id)}
+    while agent_id != MAIN:
+        above = parent_of_log(headers.get(agent_id, {}))
+        try:
+            seq, epoch = await live.log_of(agent_id).flush()
+            if above != MAIN:
+                await live.agent_host(above, None, None)
+            data = {"agent_id": agent_id, "seq": seq, "epoch": epoch, "reason": "swarm ended"}
+            live.log_of(above).add([LogEntry("subagent/suspended", data)])
+            await live.log_of(above).flush()
+        except AgentError as error:
+            live.recovery.failures[agent_id] = error
+            return
+        agent_id = above
+
+
+async def _depth_of(live: LiveSession, agent_id: str) -> int:
+    for log in await live.services.store.list_logs(live.id):
+        if log.stream.agent_id == agent_id and log.header is not None:
+            return int(log.header.get("delegation_depth", 0))
+    return 0
