@@ -66,8 +66,9 @@ class LogSlice:
         order: What is open there.
         last_time: Time of its last event, epoch milliseconds; 0 for none.
         latest_time: The latest time of any of its events.
-        epoch: Of the writer of its last event, by ``runtime/activated``; None when the log does not say.
-        node: The node of that writer.
+        epoch: Of the writer of its last event, by ``runtime/activated``; None when the log does not say, as between
+            the end of a seed and the first activation.
+        node: The node of the last ``runtime/activated``.
         bind: The newest ``profile/bind`` that this life of the log wrote (behind its seed).
         model: The newest ``profile/model`` behind that.
         seed_bind: The newest ``profile/bind`` in the seed.
@@ -113,11 +114,13 @@ class LogScanner:
     Args:
         where: The place to cut at.
         seed_length: The header's: what comes before is another log's.
+        inherited: So many events are another agent's history: the children that they speak of are not this one's.
         ended: Nobody writes the log any more: a turn or step that is open at its end has ended there.
     """
 
     where: Where
     seed_length: int = 0
+    inherited: int = 0
     ended: bool = False
     slice: LogSlice | None = None
     turns: int = 0
@@ -193,8 +196,7 @@ class LogScanner:
                 except _MALFORMED as error:
                     raise _bad_payload(seq, error) from error
             self._last_time = time
-            if time > self._latest_time:
-                self._latest_time = time
+            self._latest_time = max(self._latest_time, time)
             if self._ends_behind:
                 return self._done(seq + 1)
         return False
@@ -298,6 +300,11 @@ class LogScanner:
         self._order.apply(_event(seq, line))
         return False
 
+    def _seeded(self, seq: int, line: bytes) -> bool:
+        self._epoch = None  # written by whoever made the copy
+        self._order.open_compaction = None
+        return False
+
     def _user_message(self, seq: int, line: bytes) -> bool:
         event = _event(seq, line)
         source: dict[str, Any] = event.data.get("source") or {}
@@ -345,7 +352,7 @@ class LogScanner:
 
     def _child(self, seq: int, line: bytes) -> bool:
         event = _event(seq, line)
-        self._position(str(event.data["agent_id"]), event.data, spawned=event.type == "subagent/spawned")
+        self._position(seq, str(event.data["agent_id"]), event.data, spawned=event.type == "subagent/spawned")
         return False
 
     def _swarm_end(self, seq: int, line: bytes) -> bool:
@@ -359,15 +366,17 @@ class LogScanner:
     def _told(self, event: SessionEvent) -> None:
         positions: dict[str, Any] = event.data.get("agents") or {}
         for agent_id, position in positions.items():
-            self._position(agent_id, position, spawned=False)
+            self._position(event.seq, agent_id, position, spawned=False)
 
-    def _position(self, agent_id: str, told: dict[str, Any], *, spawned: bool) -> None:
+    def _position(self, at: int, agent_id: str, told: dict[str, Any], *, spawned: bool) -> None:
+        self._highest = max(self._highest, agent_number(agent_id) or 0)
+        if at < self.inherited:
+            return
         known = self._children.get(agent_id, ChildPosition())
         seq, epoch = told.get("seq"), told.get("epoch")
         if seq is None:
             seq, epoch = known.seq, known.epoch
         self._children[agent_id] = ChildPosition(seq, epoch, known.spawned or spawned)
-        self._highest = max(self._highest, agent_number(agent_id) or 0)
 
 
 _settled: Callable[[LogScanner, int, bytes], bool] = LogScanner._completed  # pyright: ignore[reportPrivateUsage]
@@ -380,7 +389,7 @@ _HANDLERS: dict[bytes, Callable[[LogScanner, int, bytes], bool]] = {
         "step/start": LogScanner._step_start,  # pyright: ignore[reportPrivateUsage]
         "step/end": LogScanner._step_end,  # pyright: ignore[reportPrivateUsage]
         "assistant/message tool/call tool/result": LogScanner._in_step,  # pyright: ignore[reportPrivateUsage]
-        "compaction/start compaction/end log/end-seed": LogScanner._compaction,  # pyright: ignore[reportPrivateUsage]
+        "compaction/start compaction/end": LogScanner._compaction,  # pyright: ignore[reportPrivateUsage]
         "user/message": LogScanner._user_message,  # pyright: ignore[reportPrivateUsage]
         "prompt/submitted prompt/queued": LogScanner._submission,  # pyright: ignore[reportPrivateUsage]
         "prompt/completed": _settled,
@@ -391,15 +400,18 @@ _HANDLERS: dict[bytes, Callable[[LogScanner, int, bytes], bool]] = {
             LogScanner._child  # pyright: ignore[reportPrivateUsage]
         ),
         "swarm/end": LogScanner._swarm_end,  # pyright: ignore[reportPrivateUsage]
+        "log/forked log/end-seed": LogScanner._seeded,  # pyright: ignore[reportPrivateUsage]
         "log/salvaged": LogScanner._salvaged,  # pyright: ignore[reportPrivateUsage]
     }.items()
     for name in names.split()
 }
 
 
-def slice_log(lines: Sequence[bytes], where: Where, *, seed_length: int = 0, ended: bool = False) -> LogSlice | None:
+def slice_log(
+    lines: Sequence[bytes], where: Where, *, seed_length: int = 0, inherited: int = 0, ended: bool = False
+) -> LogSlice | None:
     """The slice of a whole log in memory, or None when it has no such place. See ``LogScanner``."""
-    scanner = LogScanner(where, seed_length, ended)
+    scanner = LogScanner(where, seed_length, inherited, ended)
     scanner.feed(lines)
     return scanner.finish()
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, cast
 from kimi_ray.errors import AgentError, LogError, SessionError, StoreError, error_from_data
 from kimi_ray.events import LogHeader, SessionEvent, parse_header, thaw
 from kimi_ray.log import EventLog
-from kimi_ray.log.slicing import WHOLE, LogScanner, LogSlice
-from kimi_ray.session.fork_plan import bind_at
+from kimi_ray.log.slicing import WHOLE, LogSlice
+from kimi_ray.session.fork_plan import bind_at, scanner_of
 from kimi_ray.session.log_reader import LogReader, pages
 from kimi_ray.store.seam import ListedLog, Stream
 
@@ -204,7 +204,7 @@ class _Side:
             raise unknown if listed.error is None else error_from_data(listed.error)
         header = parse_header(listed.header)
         log = EventLog(header)
-        scanner = LogScanner(WHOLE, header.seed_length or 0)
+        scanner = scanner_of(header, WHOLE)
         begins: list[tuple[int, tuple[int, int] | None]] = []
         request: Mapping[str, Any] | None = None
 

@@ -31,6 +31,8 @@ from kimi_ray.store.seam import ListedLog, LogCopy, Stream
 from kimi_ray.version import __version__
 
 MAIN = "main"
+INHERITED = "inherited"
+"""The header's word for how many events of a log are another agent's history (``plan_agent_fork``)."""
 _SCANS_AT_ONCE = 8
 _LISTED_LEFT_OUT = 100
 _UNREADABLE = frozenset({"store.not_found", "store.corrupt", "store.deleted"})
@@ -229,15 +231,16 @@ async def plan_fork(
     """
     logs = {log.stream.agent_id: log for log in await reader.list_logs(source.session_id)}
     header = _header_of(logs, source)
-    scanner = LogScanner(WHOLE if point is None else point.where, header.seed_length or 0, ended)
+    scanner = scanner_of(header, WHOLE if point is None else point.where, ended=ended)
     found = (await scan(reader, source, scanner)).slice
     if found is None:
         assert point is not None
         raise _no_such_point(source, point, scanner)
     at = None if point is None else str(point)
     root = _planned(source, header, found, None, MAIN, at, now, header.delegation_depth)
-    gathered = _Gathering(reader, logs, source, now, header.delegation_depth)
-    await gathered.below(root, found, whole=point is None)
+    by_time = WHOLE if point is None else Where("time", found.latest_time)
+    gathered = _Gathering(reader, logs, source, now, header.delegation_depth, by_time)
+    await gathered.below(root, found)
     planned = [root, *gathered.planned]
     highest = max(gathered.highest, found.highest_agent, *(agent_number(log.agent_id) or 0 for log in planned))
     if highest:
@@ -259,11 +262,11 @@ async def plan_agent_fork(reader: LogReader, source: Stream, *, agent_id: str, n
     """
     logs = {log.stream.agent_id: log for log in await reader.list_logs(source.session_id)}
     header = _header_of(logs, source)
-    found = (await scan(reader, source, LogScanner(WHOLE, header.seed_length or 0))).slice
+    found = (await scan(reader, source, scanner_of(header, WHOLE))).slice
     assert found is not None
     closers = inherited_closers(found.order, next_seq=found.cut, at=found.last_time)
     planned = _planned(source, header, found, source.agent_id, agent_id, None, now, -1, closers=closers)
-    return planned.copy(source.session_id)
+    return _with_header(planned, {INHERITED: planned.header["seed_length"]}).copy(source.session_id)
 
 
 @dataclass(slots=True)
@@ -275,6 +278,8 @@ class _Gathering:
     source: Stream
     now: int
     depth: int
+    by_time: Where
+    """Where an imported agent is cut."""
     planned: list[PlannedLog] = field(default_factory=list[PlannedLog])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
     highest: int = 0
@@ -282,7 +287,7 @@ class _Gathering:
     told: dict[str, LeftOut] = field(default_factory=dict[str, LeftOut])
     """Agents whose position is recorded by somebody who did not spawn them."""
 
-    async def below(self, root: PlannedLog, found: LogSlice, *, whole: bool) -> None:
+    async def below(self, root: PlannedLog, found: LogSlice) -> None:
         """All that is below ``root``."""
         gate = asyncio.Semaphore(_SCANS_AT_ONCE)
 
@@ -293,7 +298,7 @@ class _Gathering:
         self.seen |= {MAIN, self.source.agent_id}
         level: list[tuple[PlannedLog, LogSlice]] = [(root, found)]
         while level:
-            jobs = [job for parent, of in level for job in self._children(parent, of, whole=whole)]
+            jobs = [job for parent, of in level for job in self._children(parent, of)]
             level = []
             for answer in await asyncio.gather(*map(cut, jobs)):
                 if isinstance(answer, LeftOut):
@@ -308,9 +313,7 @@ class _Gathering:
         strays = [one for agent_id, one in self.told.items() if agent_id not in self.seen]
         return (*self.left_out, *strays)
 
-    def _children(
-        self, parent: PlannedLog, found: LogSlice, *, whole: bool
-    ) -> list[tuple[PlannedLog, str, Where, int | None]]:
+    def _children(self, parent: PlannedLog, found: LogSlice) -> list[tuple[PlannedLog, str, Where, int | None]]:
         jobs: list[tuple[PlannedLog, str, Where, int | None]] = []
         speaker = parent.source.agent_id
         imported = self._imported_below(parent)
@@ -324,7 +327,7 @@ class _Gathering:
             if position.seq is not None:
                 jobs.append((parent, agent_id, Where("seq", position.seq), position.epoch))
             elif agent_id in imported:
-                jobs.append((parent, agent_id, WHOLE if whole else Where("time", found.latest_time), None))
+                jobs.append((parent, agent_id, self.by_time, None))
             else:
                 self.left_out.append(LeftOut(agent_id, speaker, "no_position"))
         return jobs
@@ -354,7 +357,7 @@ class _Gathering:
         stream = Stream(self.source.session_id, agent_id)
         try:
             header = parse_header(log.header)
-            scanner = LogScanner(where, header.seed_length or 0)
+            scanner = scanner_of(header, where)
             found = (await scan(self.reader, stream, scanner)).slice
         except (StoreError, LogError) as error:
             if isinstance(error, StoreError) and error.code not in _UNREADABLE:
@@ -459,6 +462,12 @@ def _tail(
         make_event(seq, time, event["type"], event["data"], event.get("surface"), event.get("sources")).line
         for seq, (time, event) in enumerate(events, found.cut)
     )
+
+
+def scanner_of(header: LogHeader, where: Where, *, ended: bool = False) -> LogScanner:
+    """The scanner of a log, by what its header says of its beginning."""
+    inherited: Any = (header.model_extra or {}).get(INHERITED)
+    return LogScanner(where, header.seed_length or 0, inherited if isinstance(inherited, int) else 0, ended)
 
 
 def bind_at(header: LogHeader, found: LogSlice) -> dict[str, Any] | None:

@@ -146,7 +146,7 @@ def test_a_rollout_becomes_main_and_stays_a_rollout_of_its_own(cli: Cli, home: P
     # The run's own names still mean the run, not its forks.
     again = cli("sessions", "fork", "run:beta", "--json").document["source"]
     assert again["session_id"] == source["session_id"]
-    assert made not in cli("sessions", "show", "run").out
+    assert cli("sessions", "show", "run", "--json").document["session"]["session_id"] == source["session_id"]
     whole = cli("sessions", "fork", "run", "--json").document
     assert whole["sessions"][0]["agents"] == 3 and whole["left_out"] is None
 

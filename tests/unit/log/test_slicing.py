@@ -293,9 +293,12 @@ def test_the_writer_of_the_last_event() -> None:
     log, lines = fresh()
     log.append("note/added", {"text": "x"})
     log.append("runtime/activated", {"epoch": 3, "node": "n1"})
-    log.append("runtime/activated", {"epoch": 5})
-    found: list[LogSlice | None] = [slice_log(lines, Where("seq", seq)) for seq in range(1, 4)]
-    assert [(one.epoch, one.node) for one in found if one is not None] == [(None, None), (3, "n1"), (5, None)]
+    log.append("runtime/activated", {"epoch": 5, "node": "n2"})
+    log.append("log/end-seed", {})
+    log.append("runtime/activated", {"epoch": 9})
+    found: list[LogSlice | None] = [slice_log(lines, Where("seq", seq)) for seq in range(1, 6)]
+    told = [(one.epoch, one.node) for one in found if one is not None]
+    assert told == [(None, None), (3, "n1"), (5, "n2"), (None, "n2"), (9, None)]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -141,6 +141,26 @@ async def test_a_child_that_was_in_a_turn_is_closed_as_interrupted() -> None:
     assert codes[:2] == ["tool.outcome_unknown", "tool.not_started"]
 
 
+async def test_a_slice_keeps_all_that_is_in_it_and_nothing_of_later() -> None:
+    """K's tests 26 and 27: other records of a turn stay, subagents of later turns do not come along."""
+    tree = Tree(MemoryHome())
+    act(tree, 0, ("turn", 0), ("note", 0), ("spawn", 0))
+    act(tree, 1, *TURN)
+    record(tree, "main", "agent-1")
+    main = tree.lives["main"].log
+    main.append("task/started", {"task_id": "cron-1", "kind": "cron"})
+    act(tree, 0, ("answer", 0), ("end", 0), ("turn", 0), ("spawn", 0))
+    act(tree, 2, *TURN)
+    record(tree, "main", "agent-2")
+    act(tree, 0, ("answer", 0), ("end", 0))
+    early, late = await plan(tree, "0"), await plan(tree, "1")
+    assert (agents(early), agents(late)) == (["main", "agent-1"], ["main", "agent-1", "agent-2"])
+    tree.home.publish(early.for_target("early"))
+    kinds = [event.type for event in tree.home.events(Stream("early", "main"))]
+    assert "task/started" in kinds and "note/added" in kinds and kinds.count("turn/start") == 1
+    assert tree.home.log(Stream("early", "main")).order.next_turn == 1, "the next turn's number goes on"
+
+
 # -- who does not ----------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +338,7 @@ async def test_imported_children_are_cut_by_time() -> None:
         assert {one.reason for one in made.left_out} <= {"later"}
         return {log.agent_id: log.cut for log in made.logs}
 
-    assert await cuts("0") == {"main": 2, "agent-0": 2, "agent-2": 1}
+    assert await cuts("0") == {"main": 2, "agent-0": 2, "agent-2": 2}
     assert await cuts("1") == {"main": 4, "agent-0": 4, "agent-1": 2, "agent-2": 2}
     assert await cuts(None) == {"main": 6, "agent-0": 4, "agent-1": 2, "agent-2": 4}
 
@@ -400,6 +420,37 @@ async def test_an_inherited_history_is_closed_without_a_verdict() -> None:
     assert log.order.open_turn is None and log.last is not None and log.last.type == "log/end-seed"
     assert copy.header["parent"] == {"session_id": "source", "agent_id": "main"}
     assert (copy.header["origin"], copy.header["delegation_depth"], copy.header["session_id"]) == ("fork", 1, "source")
+
+
+async def test_children_of_an_inherited_history_are_not_the_heirs() -> None:
+    tree = family()
+    copy = await plan_agent_fork(tree.home, tree.stream(), agent_id="agent-8", now=NOW)
+    tree.home.publish([copy])
+    made = await plan(tree, None, "agent-8")
+    assert agents(made) == ["main"] and made.left_out == ()
+    assert made.highest_agent == 2, "but its log speaks of them"
+    tree.home.publish(made.for_target("heir"))
+    again = await plan_fork(tree.home, Stream("heir", "main"), None, now=NOW)
+    assert [log.agent_id for log in again.logs] == ["main"], "nor in a fork of it"
+    lines = tree.home.lines[tree.stream("agent-8")]
+    for kind, data in (("spawned", {}), ("completed", {"seq": 5, "epoch": 1})):
+        event = {"seq": len(lines), "time": 1, "type": f"subagent/{kind}", "data": {"agent_id": "agent-2"} | data}
+        lines.append(encode(event))
+    assert agents(await plan(tree, None, "agent-8")) == ["main", "agent-2"], "its own are"
+
+
+async def test_an_heir_that_never_lived_comes_along() -> None:
+    """Its position was recorded by who made the copy, under a grant that no event of the log tells of."""
+    tree = family()
+    copy = await plan_agent_fork(tree.home, tree.stream(), agent_id="agent-8", now=NOW)
+    tree.home.publish([copy])
+    at = {"agent_id": "agent-8", "seq": copy.header["seed_length"], "epoch": 17}
+    tree.lives["main"].log.append("subagent/spawned", at)
+    made = await plan(tree)
+    assert agents(made) == ["main", "agent-1", "agent-2", "agent-8", "agent-3"]
+    tree.home.publish(made.for_target("both"))
+    assert tree.home.messages(Stream("both", "agent-8")) == tree.home.messages(tree.stream("agent-8"))
+    assert tree.home.headers[Stream("both", "agent-8")]["inherited"] == copy.header["seed_length"]
 
 
 async def test_a_history_without_anything_open_is_inherited_as_it_is() -> None:
