@@ -181,10 +181,10 @@ class JsonlStore(Publishing):
     async def close_session(self, session_id: str, nonce: str) -> None:
         """See ``Store.close_session``."""
         self._check_open()
+        if await self._came_to_nothing(session_id, nonce):
+            return
         held = self._owners.held.get(session_id)
         if held is None or held.nonce != nonce:
-            return
-        if await self._came_to_nothing(session_id):
             return
         self._streams.drop_session(session_id, removed=False)
         await self._claims.close_session(session_id, nonce)

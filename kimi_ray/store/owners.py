@@ -116,9 +116,8 @@ class Owners:
             try:
                 owners = iter(self._take([want for want, no in zip(wanted, refused, strict=True) if no is None]))
             except BaseException:
-                for session_id in marked:
-                    self._unpublished.mine.pop(session_id, None)
-                    self._unpublished.drop_new(session_id)
+                with contextlib.suppress(OSError):  # else the marker stays, and what it names is deleted later
+                    self._undo_new(marked)
                 raise
             return [next(owners) if error is None else error for error in refused]
 
@@ -154,6 +153,16 @@ class Owners:
                 refused[index] = io_error(error, self._layout.owners)
             return []
         return list(new)
+
+    def _undo_new(self, session_ids: list[str]) -> None:
+        for session_id in session_ids:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(self._layout.owner_file(session_id))
+        if session_ids:
+            self._directories.sync(self._layout.owners)
+        for session_id in session_ids:
+            self._unpublished.drop_new(session_id)
+            self._unpublished.mine.pop(session_id, None)
 
     @contextlib.contextmanager
     def deciding(self) -> Generator[None]:

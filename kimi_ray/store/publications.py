@@ -46,8 +46,9 @@ class Maker(Protocol):
         ...
 
     async def unmake(self, sessions: dict[str, str], *, shown: bool = False) -> None:
-        """Delete all that is stored of sessions, without a tombstone; durable. May be repeated; a session that was
-        removed stays removed. With ``shown`` no marker hides them: they are never seen without their logs."""
+        """Delete all that is stored of sessions (with their workspace ids; empty: unknown), without a tombstone;
+        durable. May be repeated; a session that was removed stays removed. With ``shown`` no marker hides them: they are
+        never seen without their logs."""
         ...
 
     async def settle(self, session_id: str) -> None:
@@ -90,9 +91,10 @@ class Publications:
 
     # -- one session, shown by its first document ---------------------------------------------------------------------
 
-    def makes(self, session_id: str) -> bool:
-        """Whether this process makes the session, and it has no document yet."""
-        return session_id in self._unpublished.mine
+    def makes(self, session_id: str, nonce: str | None = None) -> bool:
+        """Whether this process (for ``nonce``) makes the session, and it has no document yet."""
+        maker = self._unpublished.mine.get(session_id)
+        return maker is not None and nonce in (None, maker)
 
     async def make_way(self, session_id: str, nonce: str, claims: Claims) -> bool:
         """Prepare for a new session that ``nonce`` will make: an unfinished one of an earlier nonce comes to nothing,
@@ -141,9 +143,10 @@ class Publications:
         """
         marker = await self._run(self._unpublished.new, session_id)
         self._forget_streams(session_id)
-        await self._maker.unmake({session_id: ""}, shown=True)
+        await self._maker.unmake({session_id: ""} if marker is None else marker.sessions, shown=True)
         self._forget_streams(session_id)  # an append in flight may have loaded one again
         await claims.give_up(session_id)
+        await self._run(self._owners.forget, [session_id])  # a claim that failed may have left its file
         if marker is not None:
             await self._run(self._unpublished.drop, marker)
         self._unpublished.mine.pop(session_id, None)
@@ -265,9 +268,14 @@ class Publications:
         Raises:
             StoreError: What a file call gives.
         """
-        await self._run(self._unpublished.tidy)
+        if await self._run(self._unpublished.tidy):
+            await self._run(self._clear)
         for marker in (*await self._run(self._unpublished.groups), *await self._run(self._unpublished.all_new)):
             await self._if_dead(marker)
+
+    def _clear(self) -> None:
+        with self._owners.deciding(), io_errors(self._home):
+            self._unpublished.clear()
 
     async def roll_back(self, session_id: str) -> None:
         """Roll back what a dead process left of a session, and of those that were to appear with it."""
@@ -346,10 +354,10 @@ class Publishing:
             new = await self._publications.make_way(session_id, nonce, self._claims)
         return workspace_id if new else None
 
-    async def _came_to_nothing(self, session_id: str) -> bool:
-        """Whether the session was not published, and is gone now."""
+    async def _came_to_nothing(self, session_id: str, nonce: str | None = None) -> bool:
+        """Whether the session (that ``nonce`` makes) was not published, and is gone now."""
         async with self._sessions.alone(session_id):
-            if not self._publications.makes(session_id):
+            if not self._publications.makes(session_id, nonce):
                 return False
             await self._publications.give_up(session_id, self._claims)
             return True

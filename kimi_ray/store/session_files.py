@@ -99,27 +99,29 @@ class SessionFiles:
 
     def _delete(self, sessions: dict[str, str], shown: bool) -> None:
         fs, directories = self._tools.fs, self._tools.directories
-        workspaces: set[str] = set()
-        for session_id in sessions:
-            self._layout.forget(session_id, removed=True)
-            directory = self._layout.session_dir(session_id)
-            if directory is None or exists(fs, self._layout.tombstone(session_id)):
-                continue
-            with io_errors(directory):
+        home = self._layout.sessions
+        with io_errors(home):
+            for session_id in sessions:
+                self._layout.forget(session_id, removed=True)
+                directory = self._layout.session_dir(session_id)
+                if directory is None or exists(fs, self._layout.tombstone(session_id)):
+                    continue
                 if shown:
                     with contextlib.suppress(FileNotFoundError):
                         fs.unlink(f"{directory}/{DOCUMENT_NAME}")
                         directories.sync(directory)
                 remove_tree(fs, directory)
-            directories.forget(directory)
-            workspaces.add(directory.rsplit("/", 1)[0])
-            self._layout.forget(session_id, removed=True)
-        with io_errors(self._layout.sessions):
+                directories.forget(directory)
+                self._layout.forget(session_id, removed=True)
             self._tools.reservations.drop_sessions(set(sessions))
-            for workspace in workspaces:
-                directories.sync(workspace)
-        if workspaces:
-            self._prune(workspaces)
+            names = set(sessions.values())
+            # What an earlier try removed may not be durable yet, so they are synced in any case.
+            touched = {f"{home}/{name}" for name in (self._layout.workspaces() if "" in names else names)}
+            touched = {path for path in touched if exists(fs, path)}
+            for path in touched:
+                directories.sync(path)
+        if touched:
+            self._prune(touched)
 
     async def settle(self, session_id: str) -> None:
         """See ``Maker.settle``."""

@@ -25,6 +25,7 @@ from kimi_ray.ids import is_path_safe_id, new_ulid
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import exists, names_in, read_file, replace_file, write_file
 from kimi_ray.store.layout import Layout, check_id
+from kimi_ray.store.leftovers import TEMPORARY
 
 _PUBLISHED = ".published"
 _LOCK_TIMEOUT_S = 30.0
@@ -261,19 +262,26 @@ class Unpublished:
             self._fs.unlink(marker.path)
         self._directories.sync(marker.path.rsplit("/", 1)[0])
 
-    def tidy(self) -> None:
-        """File the records of flips, forget old ones, and remove temporary files of markers that never came to be."""
-        for name in names_in(self._fs, self._groups):
+    def tidy(self) -> bool:
+        """File the records of flips and forget old ones; whether there is something for ``clear``."""
+        names = names_in(self._fs, self._groups)
+        for name in names:
             if name.endswith(_PUBLISHED):
                 self.settle(name.removesuffix(_PUBLISHED))
         limit = time.time() - _RECORDS_LAST_S
-        for directory, every in ((self._records, True), (self._groups, False)):
-            for name in names_in(self._fs, directory):
-                path = f"{directory}/{name}"
-                if every or ".tmp-" in name:
-                    with contextlib.suppress(FileNotFoundError):
-                        if self._fs.stat(path).st_mtime < limit:
-                            self._fs.unlink(path)
+        for name in names_in(self._fs, self._records):
+            path = f"{self._records}/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                if self._fs.stat(path).st_mtime < limit:
+                    self._fs.unlink(path)
+        return any(TEMPORARY in name for name in names)
+
+    def clear(self) -> None:
+        """Remove temporary files of markers that never came to be; nobody writes one under ``claim.lock``."""
+        for name in names_in(self._fs, self._groups):
+            if TEMPORARY in name:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(f"{self._groups}/{name}")
 
     @contextlib.contextmanager
     def locked(self, marker: Marker, *, alone: bool) -> Generator[bool]:
