@@ -29,13 +29,12 @@ from kimi_ray.hosts.session_forking import SessionForking
 from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.swarm_run import SwarmRun
-from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.tool_check import check_tools
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import assemble
-from kimi_ray.session import Activity, AgentEntry, new_document
+from kimi_ray.session import Activity, new_document
 from kimi_ray.store.seam import Document, SessionGrant, Stream
 
 _FORCED_S = 10.0

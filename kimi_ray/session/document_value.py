@@ -247,7 +247,7 @@ def with_logged_agents(value: Value, entries: list[AgentEntry]) -> bool:
 
 def entry_of_log(agent_id: str, header: Mapping[str, Any]) -> AgentEntry:
     """An agent as the header of its log tells of it."""
-    labels: dict[str, str] = {str(key): str(text) for key, text in (header.get("labels") or {}).items()}
+    labels = _labels_of(header)
     if agent_id == "main":
         return AgentEntry(agent_id, "main", None, labels)
     return AgentEntry(agent_id, "sub", parent_of_log(header), labels)
@@ -255,11 +255,16 @@ def entry_of_log(agent_id: str, header: Mapping[str, Any]) -> AgentEntry:
 
 def parent_of_log(header: Mapping[str, Any]) -> str:
     """The agent to which a subagent belongs. A copy of a tree has its source as parent, and its own in the labels."""
-    labeled = (header.get("labels") or {}).get("parent_agent_id")
+    labeled: Any = _labels_of(header).get("parent_agent_id")
     parent: Value = header.get("parent") or {}
     if labeled is None and parent.get("session_id") == header.get("session_id"):
         labeled = parent.get("agent_id")
     return str(labeled or "main")
+
+
+def _labels_of(header: Mapping[str, Any]) -> dict[str, str]:
+    labels: Value = header.get("labels") or {}
+    return {key: str(text) for key, text in labels.items()}
 
 
 def with_activity(value: Value, activity: Activity) -> bool:

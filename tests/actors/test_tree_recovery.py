@@ -1,4 +1,4 @@
-"""A tree of main and 20 subagents at three levels, with prompts in flight, on Ray: SIGKILL of processes and of pairs."""
+"""A tree of main and 20 subagents at three levels, prompts in flight, on Ray: SIGKILL of processes and of pairs."""
 
 from __future__ import annotations
 
