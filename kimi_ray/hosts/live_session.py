@@ -217,6 +217,8 @@ class LiveSession:
                 document = self.document.snapshot()
                 known = [log.stream.agent_id for log in logs] + list(document["agents"]) + list(self.agents)
                 numbers = [number for name in known if (number := agent_number(name)) is not None]
+                # A fork's log may speak of agents that were left behind: its header has the highest number.
+                numbers += [int((log.header or {}).get("highest_agent") or 0) for log in logs]
                 self._next_number = max([0, *numbers]) + 1
             first = self._next_number
             self._next_number += count
@@ -287,7 +289,7 @@ class LiveSession:
                 model_as_stored=model is None,
                 sampling=_read(Sampling, bound.get("sampling")),
                 limits=_read(Limits, bound.get("limits")),
-                workdir=_read(Workdir, bound.get("workdir")),
+                workdir=_workdir(bound.get("workdir")),
                 workdir_path=None,
             )
         except (ValidationError, KeyError) as error:
@@ -531,6 +533,13 @@ def turn_reason(stop: str | None) -> TurnReasonKind:
 
 def _read(kind: Any, value: Any) -> Any:
     return None if value is None else kind.model_validate(value)
+
+
+def _workdir(value: dict[str, Any] | None) -> Workdir | None:
+    """Without what the host noted about the prepared directory."""
+    if value is None:
+        return None
+    return Workdir.model_validate({key: said for key, said in value.items() if key in Workdir.model_fields})
 
 
 def _raise_first(results: list[Any]) -> None:

@@ -339,6 +339,52 @@ async def test_a_running_swarm_is_work_too(tmp_path: Path) -> None:
             assert await whole.agent(agent_id).messages() == await source.agent(agent_id).messages()
 
 
+async def test_the_children_of_a_fork_come_back_when_addressed_and_no_number_is_used_twice(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await worked(workspace, stage, model, (1,))
+        await source.swarm("do {{item}}", ["a"], profile=READER)
+        await ask(source, "two")
+        await source.swarm("do {{item}}", ["b"], profile=READER, workdir=Workdir.copy(workspace.path))
+        fork = await workspace.fork(source.id, at="1")
+        assert [row["agent_id"] for row in await fork.agents()] == ["main", "agent-1"]
+        stage.faults["again"] = [Step.call("Read", {"path": "a.txt"})]
+        assert (await (await fork.agent("agent-1").submit("again")).result(10)).text == "did again"
+        assert (await (await source.agent("agent-1").submit("again")).result(10)).state == "completed"
+        here = Workdir.shared(workspace.path, writes=True)  # its own went with it
+        late = await workspace.fork(source.id, agent_id="agent-2", at="0", workdir=here)
+        await ask(late, "alone")
+        helper = await fork.fork_agent("agent-1")
+        assert helper.id == "agent-2"
+        spoken_of = await workspace.fork(source.id)
+        await spoken_of.close()
+        assert (await (await workspace.resume(spoken_of.id)).fork_agent()).id == "agent-3"
+
+
+async def test_numbers_of_agents_that_were_left_out_are_not_used_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await worked(workspace, stage, model, (1,))
+        stage.gate.clear()
+        swarm = await source.start_swarm("do {{item}}", ["a", "b"], profile="bare")
+        await stage.until_running(2)
+        await source.flush()  # main has heard of them
+        prompt = await source.main.submit("beside")
+        await stage.until_running(3)
+        stage.gate.set()
+        await prompt.result(10)
+        await swarm.result()
+        await ask(source, "last")
+        events = [event async for event in source.main.events()]
+        told = [event.seq for event in events if event.type == "subagent/completed"]
+        begun = next(event.seq for event in events if event.type == "turn/end" and event.data["turn"] == 1)
+        fork = await workspace.fork(source.id, at="1")
+        left = [row["agent_id"] for row in await fork.agents()]
+        expected = ["main"] + [e.data["agent_id"] for e in events if e.seq in told and e.seq < begun]
+        assert sorted(left) == sorted(expected)
+        assert (await fork.fork_agent()).id == "agent-3"
+
+
 # -- documents --------------------------------------------------------------------------------------------------------
 
 
