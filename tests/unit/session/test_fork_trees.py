@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kimi_ray.errors import SessionError
 from kimi_ray.session import parse_fork_point, plan_fork
 from kimi_ray.store.seam import Stream
-from tests.unit.session.trees import NOW, SCRIPTS, MemoryHome, Script, check_fork, grown, places
+from tests.unit.session.trees import NOW, SCRIPTS, MemoryHome, Script, Tree, check_fork, grown, places
 
 _numbers = itertools.count()
 
@@ -109,3 +109,33 @@ async def test_points_that_are_not_there(script: Script) -> None:
             await plan_fork(tree.home, source, parse_fork_point(at), now=NOW)
         assert caught.value.code == "session.fork_point_not_found"
         assert caught.value.details["turns"] == turns and caught.value.details["at"] == at
+
+
+async def test_three_levels_thirty_turns_twenty_subagents_and_clocks_minutes_apart() -> None:
+    """Every turn, and every step of one of them; agents below work on while main goes on."""
+    tree = Tree(MemoryHome(), most=21)
+    for turn in range(30):
+        tree.act(0, "turn", 0)
+        for step in range(12 if turn == 17 else 2):
+            tree.act(0, "answer", step + 6)
+            for who in range(1, len(tree.lives)):
+                if (turn + who + step) % 3 == 0:
+                    tree.act(who, ("turn", "answer", "step", "end")[(turn + step) % 4], 3 * step + who)
+                if tree.lives[f"agent-{who}"].children:
+                    tree.act(who, "record", who + turn)
+            tree.act(turn % 5 if len(tree.lives) > 5 else 0, "spawn", 0)
+            for number in range(len(tree.lives["main"].children)):
+                tree.act(0, "record", number)
+            tree.act(0, "step", 0)
+        tree.act(0, "end", 0)
+    assert len(tree.lives) == 21 and {life.depth for life in tree.lives.values()} >= {1, 2}
+    main = tree.stream()
+    known = places(tree.home, main)
+    wanted = [at for at in known if "." not in at or at.startswith("17.")]
+    assert len(wanted) >= 30 + 12
+    deepest = 0
+    for at in wanted:
+        plan = await plan_fork(tree.home, main, parse_fork_point(at), now=NOW)
+        check_fork(tree.home, plan, _target(), known[at])
+        deepest = max(deepest, len(plan.logs))
+    assert deepest == 21

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,6 +18,9 @@ from kimi_ray.store.seam import ListedLog, LogCopy, Page, Stream
 
 NOW = 9_000_000
 WRITER = WriterRef(name="k", version="t")
+
+
+_parsed = lru_cache(1 << 16)(parse_event)
 
 
 class MemoryHome:
@@ -51,7 +55,9 @@ class MemoryHome:
             lines.extend([*self.lines[copy.source][: copy.cut], *copy.tail])
 
     def events(self, stream: Stream, cut: int | None = None) -> list[SessionEvent]:
-        return [parse_event(line, at=seq) for seq, line in enumerate(self.lines[stream][:cut])]
+        found = [_parsed(line) for line in self.lines[stream][:cut]]
+        assert [event.seq for event in found] == list(range(len(found)))
+        return found
 
     def log(self, stream: Stream, cut: int | None = None) -> EventLog:
         """The log as its next writer would have it."""
@@ -78,11 +84,12 @@ class Life:
 class Tree:
     """A session whose agents live at the same time, each by its own clock."""
 
-    def __init__(self, home: MemoryHome, session_id: str = "source", *, max_depth: int = 3) -> None:
+    def __init__(self, home: MemoryHome, session_id: str = "source", *, max_depth: int = 3, most: int = 12) -> None:
         self.home = home
         self.session_id = session_id
         self.lives: dict[str, Life] = {}
         self._max_depth = max_depth
+        self._most = most
         self._ticks = 0
         self._ids = 0
         self._make("main", None, 0)
@@ -281,7 +288,7 @@ class Tree:
         life.steered.clear()
 
     def _spawn(self, life: Life, number: int) -> None:
-        if life.depth < self._max_depth and len(self.lives) < 12:
+        if life.depth < self._max_depth and len(self.lives) < self._most:
             agent_id = f"agent-{len(self.lives)}"
             life.log.append("subagent/spawned", {"agent_id": agent_id})
             life.children.append(agent_id)
