@@ -48,7 +48,7 @@ class AgentFacts:
 
     agent_id: str
     parent: str | None
-    """Of the same session; a fork's source is in ``forked_from``."""
+    """Of the same session; whose history a copied log has is in ``forked_from``."""
     profile: str | None
     model: str | None
     state: str
@@ -89,6 +89,7 @@ async def agent_facts(
 ) -> AgentFacts:
     """Fold a whole log into what is shown about its agent; with ``turns`` into each of its turns too."""
     from kimi_ray.agent.fold import AgentFold
+    from kimi_ray.session.document_value import parent_of_log
 
     fold = AgentFold(keep_turns=1, seed_bind=header.get("bind"))
     course = _Course(fold, keep=turns)
@@ -104,11 +105,12 @@ async def agent_facts(
     totals = fold.totals()
     usage = totals.usage
     parent: dict[str, Any] = header.get("parent") or {}
-    forked = parent.get("session_id") not in (None, stream.session_id) or header.get("origin") == "fork"
+    copied = parent.get("session_id") not in (None, stream.session_id) or header.get("origin") == "fork"
+    source: dict[str, Any] | None = header.get("forked_from") or (parent if copied else None)
     waiting = sum(record.state == "pending" for record in fold.prompts.values())
     return AgentFacts(
         agent_id=stream.agent_id,
-        parent=None if forked else parent.get("agent_id"),
+        parent=None if stream.agent_id == "main" else parent_of_log(header),
         profile=header.get("profile"),
         model=fold.model_name,
         state=course.state(fold, live=live),
@@ -127,7 +129,7 @@ async def agent_facts(
         repeat=header.get("repeat"),
         attempt=header.get("attempt"),
         run_id=header.get("run_id"),
-        forked_from=dict(parent) if forked and parent else None,
+        forked_from=dict(source) if source else None,
         seed_length=header.get("seed_length"),
         fork_group=header.get("fork_group"),
         fork_index=header.get("fork_index"),

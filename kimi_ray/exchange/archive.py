@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 DOCUMENT = "document.json"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LEVEL = 6
-_PAGE_EVENTS = 2000
+_PAGE_EVENTS = 10_000
 _TRIES = 3
 
 

@@ -364,3 +364,14 @@ def test_follow_the_whole_tree(cli: Cli, place: Path, home: Path) -> None:
         follower.kill()
         follower.wait()
     assert [one["event"]["seq"] for one in seen] == list(range(len(seen)))
+
+
+def test_the_tree_of_a_fork_is_its_own(cli: Cli, filled: Path) -> None:
+    source = cli("sessions", "show", "@last", "--json").document
+    assert cli("sessions", "fork", "@last", "--json").code == 0
+    fork = cli("sessions", "show", "@last", "--json").document
+    assert [(one["agent_id"], one["level"], one.get("parent")) for one in fork["agents"]] == [
+        (one["agent_id"], one["level"], one.get("parent")) for one in source["agents"]
+    ]
+    assert {one["level"] for one in fork["agents"]} == {0, 1}
+    assert all(one["forked_from"]["session_id"] == source["session"]["session_id"] for one in fork["agents"])
