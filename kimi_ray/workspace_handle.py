@@ -402,19 +402,24 @@ class Workspace:
 
     async def archive(self, session_id: str) -> SessionSummary:
         """``Runtime.archive`` of a session of this workspace; another one's is ``session.not_found``."""
-        return await self._runtime.lifecycle.archive(session_id, (self.id,))
+        return await self._runtime.lifecycle.archive(session_id, await self._ids())
 
     async def archive_many(self, session_ids: Iterable[str], *, concurrency: int = 8) -> list[ArchiveResult]:
         """``Runtime.archive_many`` of sessions of this workspace."""
-        return await self._runtime.lifecycle.archive_many(session_ids, (self.id,), concurrency=concurrency)
+        return await self._runtime.lifecycle.archive_many(session_ids, await self._ids(), concurrency=concurrency)
 
     async def restore(self, session_id: str) -> SessionSummary:
         """``Runtime.restore`` of a session of this workspace."""
-        return await self._runtime.lifecycle.restore(session_id, (self.id,))
+        return await self._runtime.lifecycle.restore(session_id, await self._ids())
 
     async def delete(self, session_id: str) -> None:
         """``Runtime.delete`` of a session of this workspace."""
-        await self._runtime.lifecycle.delete(session_id, (self.id,))
+        await self._runtime.lifecycle.delete(session_id, await self._ids())
+
+    async def _ids(self) -> tuple[str, ...]:
+        """The workspace's id and those of other spellings of its directory."""
+        entry = await self._runtime.workspaces.get(self.id)
+        return (self.id,) if entry is None else (self.id, entry.id, *entry.alias_ids)
 
 
 def _workdir(data: dict[str, Any]) -> Workdir:

@@ -454,10 +454,18 @@ class SessionHost:
             await scope.close()
 
     async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
-        """Take back what a failed opening did, as far as it can be reached; the failure itself is what is raised."""
+        """Take back what a failed opening did, as far as it can be reached; the failure itself is what is raised.
+
+        If another host has the id by now, this one was taken for lost, and what there is may be the other's.
+        """
         services = self._services
 
         async def undo() -> None:
+            try:
+                if await services.registry.hold_session(spec.session_id, self._name) != self._name:
+                    return
+            except KimiRayError:
+                return  # the next one to open the home deletes what was not published
             steps: list[Callable[[], Any]] = []
             if host is not None:
                 placed = host

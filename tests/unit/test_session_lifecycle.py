@@ -13,6 +13,7 @@ import pytest
 from kimi_ray.errors import KimiRayError, SessionError
 from kimi_ray.runtime import Runtime
 from kimi_ray.settings import Workdir
+from kimi_ray.store.workspace_registry import WorkspaceEntry
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 
@@ -164,6 +165,23 @@ async def test_another_workspaces_session_is_not_found(tmp_path: Path) -> None:
         assert (await (await live.main.submit("x")).result(10)).text == "did x"
         assert {row.id for row in await runtime.sessions.list_recent()} == {"live", "cold"}
         assert await code_of(runtime.archive("../up")) == "session.bad_id"
+
+
+async def test_a_workspace_under_another_spelling_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        (tmp_path / "Work").mkdir()
+        work, other = runtime.workspace(tmp_path / "work"), runtime.workspace(tmp_path / "Work")
+        await (await other.create_session("s1", model=model, profile="bare")).close()
+        assert await code_of(work.archive("s1")) == "session.not_found"
+
+        async def aliased(workspace_id: str) -> WorkspaceEntry:
+            return WorkspaceEntry(
+                id=other.id, root=other.path, name="w", created_at=1, last_opened_at=1, alias_ids=(workspace_id,)
+            )
+
+        monkeypatch.setattr(runtime.workspaces, "get", aliased)
+        assert (await work.archive("s1")).archived and not (await work.restore("s1")).archived
+        await work.delete("s1")
 
 
 async def test_a_batch_tells_for_each(tmp_path: Path) -> None:

@@ -64,6 +64,51 @@ async def test_a_creation_that_is_given_up_leaves_nothing(tmp_path: Path) -> Non
         assert (await (await session.main.submit("x")).result(10)).text == "did x"
 
 
+async def test_a_creation_that_comes_too_late_takes_nothing_from_the_one_that_did_it(tmp_path: Path) -> None:
+    """A host that was taken for lost goes on with its creation after another one has done it under the same nonce."""
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        (twin,) = await hosts_of(runtime, "sessions")
+        cluster = cluster_of(runtime)
+        store = core_of(cluster, twin)._services.store
+        entered, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late(*_args: Any) -> int:
+            entered.set()
+            await go_on.wait()
+            raise StoreError("away", code="store.unavailable")
+
+        store.write_document = late  # type: ignore[method-assign]
+        creating = asyncio.create_task(work.create_session("s1", model=model, profile="bare"))
+        await asyncio.wait_for(entered.wait(), 10)
+        (spec,) = [call.cr_frame.f_locals["spec"] for call in _running(core_of(cluster, twin).create_session)]
+        other = f"{runtime.connection.home_id}/sessions-other"
+        await cluster.start_host("sessions", other)
+        registry = runtime.connection.registry
+        await registry.call("forget_session", "s1", timeout_s=5, group="control")
+        await cluster.peer(other).call("create_session", spec, timeout_s=20)
+        go_on.set()
+        with pytest.raises(StoreError):
+            await creating
+        assert [row.id for row in await runtime.sessions.list_recent()] == ["s1"]
+        session = await work.resume("s1", model=model)
+        assert session._link.host == other
+        assert (await session.update(title="T"))["title"] == "T"
+        assert (await (await session.main.submit("x")).result(10)).text == "did x"
+
+
+def _running(method: Any) -> list[Any]:
+    """The coroutines of a method that are under way."""
+    found: list[Any] = []
+    for task in asyncio.all_tasks():
+        one: Any = task.get_coro()
+        while one is not None and hasattr(one, "cr_code"):
+            if one.cr_code is method.__func__.__code__:
+                found.append(one)
+            one = one.cr_await
+    return found
+
+
 async def test_a_session_of_another_program_is_in_use(tmp_path: Path) -> None:
     async with running(tmp_path, claim_timeout_s=0.2) as (first, _, model):
         session = await first.workspace(tmp_path / "work").create_session("s1", model=model, profile="bare")
