@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 _AGENTS_SHOWN = 100
 _FOLDS_AT_ONCE = 4
 _RELATIVES_SHOWN = 5
-_PAGE_SESSIONS = 1000
-_SESSIONS_LOOKED_AT = 20_000
+_RELATIVES = 1000
 
 
 def show(
@@ -98,24 +97,15 @@ async def _collect(
 
 
 async def _relatives(store: ReadStore, session_id: str) -> dict[str, list[str]]:
-    """The forks and the children of a session, the newest first; of a large home among its newest sessions."""
+    """The forks and the children of a session, the newest first."""
     from kimi_ray.store.session_index_query import SessionQuery
     from kimi_ray.store.session_index_reader import SessionsReader
 
-    found: dict[str, list[str]] = {"forks": [], "children": []}
     sessions = SessionsReader(store)
-    after: str | None = None
-    for _ in range(_SESSIONS_LOOKED_AT // _PAGE_SESSIONS):
-        page = await sessions.page(SessionQuery(limit=_PAGE_SESSIONS, archived=None, after=after))
-        for one in page.items:
-            if one.parent_session_id == session_id:
-                found["children"].append(one.id)
-            elif one.forked_from == session_id:
-                found["forks"].append(one.id)
-        after = page.next_cursor
-        if after is None:
-            break
-    return found
+    forks = await sessions.page(SessionQuery(limit=_RELATIVES, archived=None, forked_from=session_id))
+    children = await sessions.page(SessionQuery(limit=_RELATIVES, archived=None, child_of=session_id))
+    child_ids = [one.id for one in children.items]
+    return {"forks": [one.id for one in forks.items if one.id not in child_ids], "children": child_ids}
 
 
 def _print_session(found: dict[str, Any]) -> None:
