@@ -33,6 +33,7 @@ from kimi_ray.version import __version__
 MAIN = "main"
 INHERITED = "inherited"
 """The header's word for how many events of a log are another agent's history (``plan_agent_fork``)."""
+_PARENT_LABEL = "parent_agent_id"
 _SCANS_AT_ONCE = 8
 _LISTED_LEFT_OUT = 100
 _UNREADABLE = frozenset({"store.not_found", "store.corrupt", "store.deleted"})
@@ -419,6 +420,7 @@ def _planned(
             "origin": "fork" if parent is None or depth < 0 else header.origin,
             "delegation_depth": max(0, header.delegation_depth - depth),
             "seed_length": found.cut + len(tail),
+            "labels": _labels(header.labels, parent),
             "fork_group": None,
             "fork_index": None,
             "writer": WriterRef(name="kimi-ray", version=__version__),
@@ -440,6 +442,12 @@ def _planned(
         reason=None if found.reason is None else str(found.reason["kind"]),
         interrupted=found.order.open_turn is not None,
     )
+
+
+def _labels(labels: Mapping[str, str], parent: str | None) -> dict[str, str]:
+    """The labels, of which one may name the agent that this one belongs to."""
+    kept = {key: text for key, text in labels.items() if key != _PARENT_LABEL}
+    return kept if parent is None or _PARENT_LABEL not in labels else {**kept, _PARENT_LABEL: parent}
 
 
 def _with_header(log: PlannedLog, more: dict[str, Any]) -> PlannedLog:

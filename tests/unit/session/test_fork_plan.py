@@ -10,7 +10,7 @@ import pytest
 from kimi_ray.errors import AgentError, SessionError, StoreError
 from kimi_ray.events import LogHeader, ParentRef, decode, encode
 from kimi_ray.log import EventLog
-from kimi_ray.session import ForkPlan, parse_fork_point, plan_agent_fork, plan_fork
+from kimi_ray.session import ForkPlan, parent_of_log, parse_fork_point, plan_agent_fork, plan_fork
 from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import ListedLog, Stream
 from tests.unit.session.trees import NOW, WRITER, MemoryHome, Tree, check_fork
@@ -103,6 +103,22 @@ async def test_headers_entries_and_lineage() -> None:
     assert told["data"] == {
         "source": {"session_id": "source", "agent_id": "main", "seq": made.main.cut, "epoch": 1}, "at": "0.1",
     }  # fmt: skip
+
+
+async def test_a_label_that_names_the_parent_names_the_one_in_the_fork() -> None:
+    tree = family()
+    for agent_id, parent in (("agent-1", "main"), ("agent-3", "agent-1")):
+        tree.home.headers[tree.stream(agent_id)]["labels"] = {"item": "x", "parent_agent_id": parent}
+
+    def labels(made: ForkPlan) -> list[Any]:
+        return [parent_of_log(copy.header) for copy in made.for_target("t")]
+
+    assert labels(await plan(tree)) == ["main", "main", "main", "agent-1"]
+    branch = await plan(tree, None, "agent-1")
+    assert labels(branch) == ["main", "main"]
+    assert branch.main.header["labels"] == {"item": "x"}
+    heir = await plan_agent_fork(tree.home, tree.stream("agent-3"), agent_id="agent-9", now=NOW)
+    assert parent_of_log(heir.header) == "agent-3"
 
 
 async def test_n_targets_differ_in_ids_seeds_and_directories_only() -> None:
