@@ -1,7 +1,8 @@
 """Session-scope services: what one session is, apart from its agents' logs.
 
-Here live the session's document (its fields, its queue of changes) and the text that a prompt leaves in it. What may
-enter: state of one session. What may not: placement and calls (``kimi_ray.hosts``), an agent's turns
+Here live the session's document (its fields, its queue of changes) and the text that a prompt leaves in it; and what is
+computed from a session's stored logs: what a fork of it copies, where it parts from another. What may enter: state of
+one session, pure plans over what is stored. What may not: placement and calls (``kimi_ray.hosts``), an agent's turns
 (``kimi_ray.agent``), files (``kimi_ray.store``).
 """
 
