@@ -558,8 +558,8 @@ async def test_an_agent_forked_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert to_json(ours.messages[:-1]) == to_json(theirs.messages)
         spawned = [e.data async for e in source.main.events() if e.type == "subagent/spawned"]
         assert [data["agent_id"] for data in spawned] == ["agent-1", "agent-2"]
-        events = [event async for event in helper.events()]
-        assert events[spawned[0]["seq"] - 1].type == "log/end-seed"
+        types = [event.type async for event in helper.events()]
+        assert types[spawned[0]["seq"] - 1] == "log/end-seed"
         document = await source.metadata()
         assert document["agents"]["agent-1"]["forked_from"] == "main"
         await source.close()
