@@ -213,6 +213,7 @@ class JsonlStore(Publishing):
                 remove_session, self._layout, self._directories, self._tools.reservations, session_id, self._prune
             )
             self._forget_streams(session_id)  # an append in flight may have loaded one again
+            await self._publications.removed(session_id)
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)

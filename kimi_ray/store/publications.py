@@ -47,8 +47,8 @@ class Maker(Protocol):
 
     async def unmake(self, sessions: dict[str, str], *, shown: bool = False) -> None:
         """Delete all that is stored of sessions (with their workspace ids; empty: unknown), without a tombstone;
-        durable. May be repeated; a session that was removed stays removed. With ``shown`` no marker hides them: they are
-        never seen without their logs."""
+        durable. May be repeated; a session that was removed stays removed. With ``shown`` no marker hides them: they
+        are never seen without their logs."""
         ...
 
     async def settle(self, session_id: str) -> None:
@@ -134,6 +134,10 @@ class Publications:
         """The first document of a session is durable."""
         if self._unpublished.mine.pop(session_id, None) is not None:
             await self._run(self._unpublished.drop_new, session_id)
+
+    async def removed(self, session_id: str) -> None:
+        """A session is removed: a marker that its maker could not remove goes too."""
+        await self._run(self._unpublished.drop_new, session_id)
 
     async def give_up(self, session_id: str, claims: Claims) -> None:
         """Delete what there is of a session that this process makes; its id is free then.

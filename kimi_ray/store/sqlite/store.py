@@ -258,6 +258,7 @@ class SqliteStore(Publishing):
                 while await run(lambda c, number=number: delete_some(c, number), sync=False):
                     pass
             self._places.forget(session_id)
+            await self._publications.removed(session_id)
             owner = self._owners.held.get(session_id)
             if owner is not None:
                 await self._claims.close_session(session_id, owner.nonce)
