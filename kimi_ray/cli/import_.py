@@ -75,9 +75,11 @@ async def _import(path: str, home: str | None, *, quiet: bool) -> list[Imported]
     from kimi_ray.exchange.dsh.importer import import_sessions
     from kimi_ray.hosts.store_host import store_options
     from kimi_ray.store.backend import open_store_for_writing
+    from kimi_ray.store.session_index_marks import distrust
 
     config = load_config(home)
     store = await open_store_for_writing(config.home, _for_home(config.home, store_options(config)))
+    await asyncio.to_thread(distrust, config.home)
     done: list[Imported] = []
     try:
         async for one in import_sessions(store, path):

@@ -124,6 +124,7 @@ async def _writing(reading: ReadStore, place: str) -> Store:
     from kimi_ray.config import load_config
     from kimi_ray.store.backend import open_store_for_writing
     from kimi_ray.store.seam import StoreOptions
+    from kimi_ray.store.session_index_marks import distrust
 
     found = reading.identity
     options = StoreOptions(
@@ -133,7 +134,9 @@ async def _writing(reading: ReadStore, place: str) -> Store:
         network_home=load_config(place).network_home,
         expected_home_id=found.home_id,
     )
-    return await open_store_for_writing(place, options)
+    store = await open_store_for_writing(place, options)
+    await asyncio.to_thread(distrust, place)
+    return store
 
 
 def _print_salvage(report: SalvageReport) -> None:

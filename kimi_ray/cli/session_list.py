@@ -163,9 +163,9 @@ def _since(text: str) -> int:
         ConfigError: ``request.bad_usage``.
     """
     ago = _AGO.match(text)
-    if ago:
-        return epoch_ms() - int(timedelta(**{_UNITS[ago["unit"]]: int(ago["number"])}) / timedelta(milliseconds=1))
     try:
+        if ago:
+            return epoch_ms() - int(timedelta(**{_UNITS[ago["unit"]]: int(ago["number"])}) / timedelta(milliseconds=1))
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError, OSError):
         raise ConfigError(

@@ -21,7 +21,7 @@ WORDS = ["alpha", "Straße", "İx", "a%b_c", "", "\x00nul", "\ud800"]
 
 
 def document(session_id: str, at: int, revision: int = 1, workspace_id: str = "w", **changes: Any) -> Document:
-    value = {"created_at": 1, "updated_at": at, "archived": False, "custom": {}, "tags": {}, **changes}
+    value: dict[str, Any] = {"created_at": 1, "updated_at": at, "archived": False, "custom": {}, "tags": {}, **changes}
     return Document(session_id, workspace_id, revision, value)
 
 
@@ -52,7 +52,8 @@ queries = st.builds(
     child_of=st.none() | st.none() | st.sampled_from(IDS),
     forked_from=st.none() | st.none() | st.just(IDS[0]),
     fork_group=st.none() | st.none() | st.sampled_from("gh"),
-    tags=st.just({}) | st.dictionaries(st.sampled_from(["k", "'\"]"]), st.sampled_from(["v", "ü"]), max_size=2),
+    tags=st.just(dict[str, str]())
+    | st.dictionaries(st.sampled_from(["k", "'\"]"]), st.sampled_from(["v", "ü"]), max_size=2),
     run_id=st.none() | st.none() | st.sampled_from(["run_1", "run_2"]),
     text=st.none() | st.none() | st.sampled_from([*WORDS, "STRASSE", "ALPHA", "i\u0307x", "l"]),
     since=st.none() | st.none() | st.sampled_from([0, 2, 3, 2**70]),
