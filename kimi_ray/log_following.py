@@ -7,6 +7,7 @@ on behind it. So no event comes twice, and none is missed, whatever happens to t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 
 from kimi_ray.courier import Courier
@@ -26,9 +27,27 @@ _MARGIN_S = 15.0
 _NOT_HERE = ("session.not_live", "agent.not_found")
 
 
-async def host_of(courier: Courier, stream: Stream) -> str | None:
+class SessionPlace:
+    """Where a session lives, as the registry said it lately: many agents are looked for at once."""
+
+    def __init__(self, courier: Courier, session_id: str) -> None:
+        self._courier = courier
+        self._session_id = session_id
+        self._asked_at = 0.0
+        self._name: str | None = None
+
+    async def name(self) -> str | None:
+        """The session's host, or None when it is not live."""
+        now = time.monotonic()
+        if now - self._asked_at > COLD_PAUSE_S / 2:
+            self._name = await self._courier.registry.find_session(self._session_id)
+            self._asked_at = now
+        return self._name
+
+
+async def host_of(courier: Courier, stream: Stream, place: SessionPlace) -> str | None:
     """The host on which an agent lives now, or None; its session is not brought back for the question."""
-    name = await courier.registry.find_session(stream.session_id)
+    name = await place.name()
     if name is None:
         return None
     try:
@@ -47,6 +66,7 @@ async def follow_log(
     from_seq: int,
     *,
     follow: bool,
+    place: SessionPlace | None = None,
     cold_pause_s: Callable[[], float] = lambda: COLD_PAUSE_S,
 ) -> AsyncGenerator[SessionEvent]:
     """The events of a log from a seq on; with ``follow`` also those to come, until the loop is left.
@@ -56,7 +76,8 @@ async def follow_log(
             without ``durability="disk"``); go on from ``end``.
         StoreError: ``store.not_found``, ``store.deleted`` when the log is not there, or not any more.
     """
-    seq, host, epoch = from_seq, await host_of(courier, stream), -1
+    place = place or SessionPlace(courier, stream.session_id)
+    seq, host, epoch = from_seq, await host_of(courier, stream, place), -1
     while True:
         page = await _live_page(courier, host, stream, seq, _FOLLOW_S if follow else 0.0) if host is not None else None
         if page is None or page.epoch is None:
@@ -81,7 +102,7 @@ async def follow_log(
         if not follow:
             return
         if host is None:
-            host = await host_of(courier, stream)
+            host = await host_of(courier, stream, place)
             if host is None:
                 await asyncio.sleep(cold_pause_s())
 

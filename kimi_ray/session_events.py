@@ -10,7 +10,7 @@ from kimi_ray.courier import Courier
 from kimi_ray.errors import AgentError, ConfigError, SessionError
 from kimi_ray.events import CORE, SessionEvent
 from kimi_ray.ids import agent_number
-from kimi_ray.log_following import COLD_PAUSE_S, follow_log
+from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log
 from kimi_ray.store.seam import Stream
 
 _LOOK_S = 5.0
@@ -48,8 +48,10 @@ async def session_events(
     _check_agents(session_id, known, [*(agents or ()), *begin])
     chosen = list(dict.fromkeys(agents)) if agents is not None else known
     if not follow:
+        place = SessionPlace(courier, session_id)
         for agent_id in chosen:
-            async for event in follow_log(courier, Stream(session_id, agent_id), begin.get(agent_id, 0), follow=False):
+            stream, first = Stream(session_id, agent_id), begin.get(agent_id, 0)
+            async for event in follow_log(courier, stream, first, follow=False, place=place):
                 if wanted is None or event.type in wanted:
                     yield AgentEvent(agent_id, event)
         return
@@ -74,6 +76,7 @@ class _Following:
         self.queue: asyncio.Queue[AgentEvent | BaseException] = asyncio.Queue(_QUEUE)
         self._courier = courier
         self._session_id = session_id
+        self._place = SessionPlace(courier, session_id)
         self._begin = begin
         self._wanted = wanted
         self._readers: dict[str, asyncio.Task[None]] = {}
@@ -97,7 +100,10 @@ class _Following:
     async def _read(self, agent_id: str) -> None:
         stream, begin = Stream(self._session_id, agent_id), self._begin.get(agent_id, 0)
         try:
-            async for event in follow_log(self._courier, stream, begin, follow=True, cold_pause_s=self._cold_pause_s):
+            events = follow_log(
+                self._courier, stream, begin, follow=True, place=self._place, cold_pause_s=self._cold_pause_s
+            )
+            async for event in events:
                 if event.type == "subagent/spawned":
                     self._spawned.set()
                 if self._wanted is None or event.type in self._wanted:
