@@ -92,12 +92,10 @@ class SessionForking:
         async with AsyncExitStack() as stack:
             for session_id in sorted({source.session_id, *spec.targets}):
                 await stack.enter_async_context(self._only(session_id))
-            made = await self._published(spec)
-            if made is not None:
-                return made
             if source.session_id not in self._sessions:
                 await stack.enter_async_context(self._placed(source.session_id))
-            return await self._fork(spec, source)
+            made = await self._published(spec)
+            return await self._fork(spec, source) if made is None else made
 
     async def _fork(self, spec: ForkSpec, source: Stream) -> list[ForkedSession]:
         live = self._sessions.get(source.session_id)

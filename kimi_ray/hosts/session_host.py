@@ -324,7 +324,8 @@ class SessionHost:
 
     async def fork_agent(self, session_id: str, agent_id: str, nonce: str, model: ResolvedModel | None = None) -> str:
         """A new agent with another's history (``agent_forking.fork_agent``)."""
-        return await fork_agent(self._services, self._session(session_id), agent_id, nonce, model)
+        async with self._only(session_id):
+            return await fork_agent(self._services, self._session(session_id), agent_id, nonce, model)
 
     # -- swarms -----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from kimi_ray.store.workspace_registry import WorkspaceEntry
 
 _PAUSE_S = 0.05
 _PAUSE_MAX_S = 1.0
+COPY_S = 600.0
+"""How long a session of thousands of agents may take to be copied."""
 _TRY_S = 20.0
 """One try: long enough for a claim, short enough that a restarted actor is asked again in time."""
 
@@ -84,7 +86,9 @@ class StoreCalls:
 
     async def copy_session(self, group: str, copy: SessionCopy) -> None:
         """Make one session of a publication (``Store.copy_session``), with the store process of its own shard."""
-        await self._call(copy.session_id, "copy_session", group, copy, group="store")
+        shard = shard_of(copy.session_id, self._shards)
+        within_s = max(self._within_s, COPY_S)
+        await self._call_shard(shard, "copy_session", group, copy, group="store", within_s=within_s)
 
     async def publish(self, home_shard_of: str, group: str) -> None:
         """Show a publication (``Store.publish``)."""
@@ -220,19 +224,22 @@ class StoreCalls:
     async def _call(self, session_id: str, method: str, *args: Any, group: Group) -> Any:
         return await self._call_shard(shard_of(session_id, self._shards), method, *args, group=group)
 
-    async def _call_shard(self, shard: int, method: str, *args: Any, group: Group) -> Any:
+    async def _call_shard(
+        self, shard: int, method: str, *args: Any, group: Group, within_s: float | None = None
+    ) -> Any:
         peer = self._cluster.peer(store_name(self._cluster.home_id, shard))
+        bound_s = self._within_s if within_s is None else within_s
 
         def gone(method: str, error: KimiRayError) -> KimiRayError:
             return StoreError(
-                f"the store {peer.name} did not answer {method} within {self._within_s:g} s",
+                f"the store {peer.name} did not answer {method} within {bound_s:g} s",
                 code="store.unavailable",
                 hint="kimi-ray status and kimi-ray logs show what its actor is doing",
                 details={"method": method, "cause": str(error)},
                 retryable=True,
             )
 
-        return await call_steadily(peer, method, *args, group=group, within_s=self._within_s, gone=gone)
+        return await call_steadily(peer, method, *args, group=group, within_s=bound_s, gone=gone)
 
 
 class RegistryCalls:

@@ -411,6 +411,9 @@ async def test_what_a_fork_says_of_itself(tmp_path: Path) -> None:
         custom = (await child.metadata())["custom"]
         assert custom == {"a": 1, "b": 2, "c": 1, "parent_session_id": source.id, "child_session_kind": "child"}
         assert (await child.metadata())["title"] == "Child: first words"
+        listed = await runtime.sessions.list_recent(10)
+        assert {row.id for row in listed} == {source.id, fork.id, named.id, child.id}
+        assert [row.id for row in await runtime.sessions.list_recent(10, child_of=source.id)] == [child.id]
         assert theirs["custom"] == {"goal": "g", "a": 1, "b": 2}
 
 
