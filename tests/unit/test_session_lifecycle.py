@@ -16,6 +16,8 @@ from kimi_ray.settings import Workdir
 from kimi_ray.store.workspace_registry import WorkspaceEntry
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
+ECHO = "scripted:kimi_ray.llm.scripts:echo"
+
 
 def state_of(home: Path, session_id: str) -> dict[str, Any]:
     (found,) = home.glob(f"sessions/*/{session_id}/state.json")
@@ -139,13 +141,18 @@ async def test_delete_removes_the_private_directory_of_main(tmp_path: Path) -> N
 async def test_a_session_whose_directory_is_gone_can_be_archived_restored_and_deleted(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, _, model):
         for session_id in ("s1", "s2"):
-            session = await runtime.workspace(tmp_path / "work").create_session(session_id, model=model, profile="bare")
+            session = await runtime.workspace(tmp_path / "work").create_session(session_id, model=model, tools=["Read"])
             await session.close()
+            await session.close()
+        assert await runtime.sessions.count() == 2
     shutil.rmtree(tmp_path / "work")
     async with Runtime.connect(tmp_path / "home", "in-process") as runtime:
         with pytest.raises(SessionError):
             runtime.workspace(tmp_path / "work")
+        codes = [await code_of(runtime.workspace(tmp_path).resume("s1", model=ECHO)) for _ in range(2)]
+        assert codes == ["workdir.lost"] * 2
         assert (await runtime.archive("s1")).cwd == str(tmp_path / "work")
+        assert await load_of(runtime) == 0
         assert not (await runtime.restore("s1")).archived
         await runtime.delete("s1")
         assert [row.id for row in await runtime.sessions.list_recent()] == ["s2"]
