@@ -7,6 +7,7 @@ once, a Session container a session and an Agent container an activation.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ from kimi_ray.agent.requester import Progress, Requester
 from kimi_ray.agent.specs import AgentSpec, Outcome
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import ToolError
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.prepared_logs import Preparation
 from kimi_ray.hosts.steady_calls import StoreCalls
@@ -47,6 +49,8 @@ from kimi_ray.tools.workdirs import (
     prepare_workdir,
     workdir_name,
 )
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,10 @@ class AgentServices(Provider):
             )
         yield workdir
         if opened.ended:
-            await workdir.release(keep=spec.keep_workdir)
+            try:
+                await workdir.release(keep=spec.keep_workdir)
+            except ToolError as error:
+                _logger.warning("%s: %s", spec.stream, error)  # its row is told already: nobody waits for this
         else:
             sleeping.keep(workdir)
 

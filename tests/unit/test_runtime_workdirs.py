@@ -251,3 +251,42 @@ def test_on_the_command_line(cli: Cli, place: Path, tmp_path: Path) -> None:
         refused = cli(*swarm, "--workdir", wrong, "--out", "three")
         assert (refused.code, f"code: {code}" in refused.err) == (2, True), refused
         assert not (place / "three").exists()
+
+
+async def test_a_release_that_fails_costs_no_row(
+    tmp_path: Path, factories: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(_item: Any, ctx: Any) -> Any:
+        Path(ctx.base_dir, "f.txt").write_text("x")
+        yield ctx.base_dir
+        raise OSError("cannot let go")
+
+    factories.make = make
+    async with running(tmp_path) as (runtime, _stage, _model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=MODEL, profile="bare")
+        report = await session.swarm("{{item}}", ["a", "b"], workdir=Workdir.factory(f"{FACTORIES}:make"), **READING)
+        report.raise_for_status()
+        again = await session.swarm("{{item}}", ["c"], workdir=Workdir.factory(f"{FACTORIES}:make"), **READING)
+        again.raise_for_status()
+        assert left(runtime) == []
+    told = [record.getMessage() for record in caplog.records if "cannot let go" in record.getMessage()]
+    assert len(told) == 3 and all(f"{FACTORIES}:make" in text for text in told)
+
+
+@needs_git
+def test_what_agents_may_not_read_is_in_no_worktree(cli: Cli, place: Path) -> None:
+    repo = place / "repo"
+    repository(repo, "text")
+    (repo / "items.csv").write_text("id,answer\none,secret\ntwo,secret\n")
+    git(repo, "add", ".")
+    git(repo, "commit", "-q", "-m", "items")
+    done = cli(
+        "swarm", "go {{id}}", "--in-process", "--items", "repo/items.csv", "--id-column", "id", "--model", MODEL,
+        "--tools", "Read", "--workdir", "git:repo@main", "--keep-workdirs", "--out", "run",
+    )  # fmt: skip
+    assert done.code == 0, done
+    trees = [Path(line.split()[0]) for line in git(repo, "worktree", "list").splitlines()[1:]]
+    assert len(trees) == 2
+    for tree in trees:
+        assert sorted(os.listdir(tree)) == [".git", "f.txt"] and git(tree, "status", "--porcelain") == ""
+        git(repo, "worktree", "remove", "--force", str(tree))

@@ -303,6 +303,36 @@ worktrees.make_worktree({str(repo)!r}, "main", {str(base)!r}, "s.main.1", lambda
     assert hidden(base) == [] and entries(repo) == [] and os.listdir(repo / ".git" / "worktrees") == []
 
 
+async def test_a_copy_killed_in_the_middle_is_swept(base: Path, tmp_path: Path, monkeypatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for n in range(3):
+        (source / str(n)).write_text("x")
+    program = f"""
+import threading
+from kimi_ray.tools.workdirs import copying
+def stop(*a, **b):
+    print("here", flush=True); threading.Event().wait()
+copying.shutil.copystat = stop
+copying.copy_tree({str(source)!r}, {str(base)!r}, "s.main.1", lambda: False, ())
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert child.stdout is not None and child.stdout.readline() == "here\n"
+
+    async def nobody(_session_id: str) -> bool:
+        return False
+
+    monkeypatch.setattr(leftovers, "_UNLOCKED_S", 0.0)
+    assert await sweep_sessions(str(base), nobody) == 0
+    assert not (base / "s.main.1").exists()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert await sweep_sessions(str(base), nobody) == 1 and hidden(base) == []
+
+
 async def test_the_sweep_goes_by_session_and_age(repo: Path, base: Path, tmp_path: Path) -> None:
     asked: list[str] = []
 
