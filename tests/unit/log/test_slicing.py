@@ -114,6 +114,18 @@ def test_before_a_turn_whose_prompt_came_when_all_was_idle() -> None:
     assert cut_at(lines, Where("before", 1)) == behind
 
 
+def test_the_times_before_a_turn_are_those_of_what_is_kept() -> None:
+    times = iter([10, 20, 99, 99])
+    log = EventLog(new_log().header, clock=lambda: next(times))
+    lines = stored(log)
+    log.append("note/added", {"text": "x"})
+    log.append("note/added", {"text": "x"})
+    submit(log, "p")
+    log.append("turn/start", {"turn": 0, "prompts": ["p"]})
+    found = slice_log(lines, Where("before", 0))
+    assert found is not None and (found.cut, found.last_time, found.latest_time) == (2, 20, 20)
+
+
 def test_before_a_turn_whose_prompt_had_waited() -> None:
     log, lines = fresh()
     submit(log, "p")

@@ -169,6 +169,15 @@ async def test_agents_below_are_compared_by_id_and_a_missing_one_is_told() -> No
     assert found.differences[0].b is ABSENT
 
 
+async def test_agents_that_claim_each_other_end_the_comparison_all_the_same() -> None:
+    home, a, b = two(("spawn", 0))
+    for tree in (a, b):
+        for agent_id in ("main", "agent-1"):
+            tree.lives["agent-1"].log.append("subagent/spawned", {"agent_id": agent_id})
+    found = await compare_sessions(home, a.stream(), b.stream())
+    assert found.equal and found.agents == 2
+
+
 async def test_rollouts_are_paired_by_their_items() -> None:
     home, a, b = two(("spawn", 0), ("spawn", 0))
     for tree, items in ((a, "xy"), (b, "yx")):

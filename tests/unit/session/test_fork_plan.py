@@ -80,6 +80,26 @@ async def test_no_agent_of_a_fork_will_have_the_name_of_one_that_its_log_speaks_
     assert alone.highest_agent == 0 and "highest_agent" not in alone.for_target("t")[0].header
 
 
+async def test_what_a_child_speaks_of_counts_for_the_names_too() -> None:
+    tree = family()
+    tree.lives["agent-1"].log.append("subagent/spawned", {"agent_id": "agent-41"})
+    record(tree, "main", "agent-1")
+    made = await plan(tree)
+    assert made.highest_agent == 41 and [one.agent_id for one in made.left_out] == ["agent-41"]
+
+
+@pytest.mark.parametrize("agent_id", ["main", "agent-1", "agent-2"])
+async def test_a_log_that_claims_its_own_parents_as_children(agent_id: str) -> None:
+    tree = family()
+    claim = {"agent_id": agent_id, "seq": 3, "epoch": 1}
+    tree.lives["agent-3"].log.append("subagent/spawned", claim)
+    record(tree, "agent-1", "agent-3")
+    record(tree, "main", "agent-1")
+    assert agents(await plan(tree)) == ["main", "agent-1", "agent-2", "agent-3"]
+    branch = await plan(tree, None, "agent-1")
+    assert agents(branch) == ["main", "agent-3", "agent-2"][: 3 if agent_id == "agent-2" else 2]
+
+
 async def test_headers_entries_and_lineage() -> None:
     tree = family()
     tree.home.headers[tree.stream("agent-1")] |= {"item_id": "x", "repeat": 2, "attempt": 3, "run_id": "r", "mine": 1}
