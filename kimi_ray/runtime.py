@@ -206,6 +206,8 @@ class Runtime:
         self._refuse_when_closed()
         self._courier.check_loop()
         info, host = await open_session(self._courier, spec)
+        if spec.cwd is not None:
+            self.workspaces.touch(spec.cwd)
         again = replace(
             spec,
             create=False,

@@ -92,6 +92,12 @@ async def test_through_a_runtime(tmp_path: Path, shards: int) -> None:
         assert (status.state, status.sessions is not None) == ("ready", True)
         await runtime.sessions.remove(ids[0])
         assert await runtime.sessions.get(ids[0]) is None
+        other = tmp_path / "other"
+        other.mkdir()
+        await runtime.workspace(other).create_session(model="scripted")
+        await runtime.workspaces.close()
+        assert {one.root for one in await runtime.workspaces.list()} == {str(place), str(other)}
+        await runtime.workspaces.forget(workspace_id(str(other)))
         entry = (await runtime.workspaces.list())[0]
         assert (entry.id, entry.root) == (one, str(place))
         assert (await runtime.workspaces.rename(one, "Mine")).name == "Mine"
