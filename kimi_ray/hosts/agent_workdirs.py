@@ -11,6 +11,9 @@ from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.settings import Workdir
 from kimi_ray.tools.workdirs import PreparedWorkdir, drop_sessions, prepare_workdir, sweep_sessions
 
+_AT_ONCE = 4
+"""Directories in the making: it is the disk that they wait for."""
+
 
 class AgentWorkdirs:
     """Makes, drops and sweeps the private directories in ``base``."""
@@ -22,16 +25,22 @@ class AgentWorkdirs:
 
     async def make(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
         """See ``AgentHost.make_workdirs``."""
-        made: list[PreparedWorkdir] = []
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(wanted: Workdir, name: str, leave_out: list[str]) -> PreparedWorkdir:
+            async with gate:
+                return await prepare_workdir(wanted, base_dir=self._base, name=name, leave_out=leave_out)
+
+        tasks = [asyncio.create_task(one(*wish)) for wish in wishes]
         try:
-            for wanted, name, leave_out in wishes:
-                made.append(await prepare_workdir(wanted, base_dir=self._base, name=name, leave_out=leave_out))
+            await asyncio.gather(*tasks)
         except BaseException:
-            await asyncio.shield(asyncio.gather(*(one.release() for one in made), return_exceptions=True))
+            await asyncio.shield(_undo(tasks))
             raise
-        for one in made:
-            self._sleeping.keep(one)
-        return [{"path": one.path, "created": one.created} for one in made]
+        made = [task.result() for task in tasks]
+        for workdir in made:
+            self._sleeping.keep(workdir)
+        return [{"path": workdir.path, "created": workdir.created} for workdir in made]
 
     async def drop(self, session_ids: list[str]) -> int:
         """See ``AgentHost.drop_workdirs``."""
@@ -50,3 +59,10 @@ class AgentWorkdirs:
             if error.code == "store.not_found":
                 return False
             raise
+
+
+async def _undo(tasks: list[asyncio.Task[PreparedWorkdir]]) -> None:
+    for task in tasks:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(one.release() for one in done if isinstance(one, PreparedWorkdir)), return_exceptions=True)

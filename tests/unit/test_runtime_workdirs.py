@@ -205,7 +205,8 @@ async def test_made_for_somebody_all_or_none(tmp_path: Path) -> None:
         assert os.listdir(made[0]["path"]) == []
         bad = Workdir.copy(str(tmp_path / "missing"))
         with pytest.raises(KimiRayError) as caught:
-            await peer.call("make_workdirs", [(copy, names[1], []), (bad, names[2], [])], timeout_s=10)
+            many = [(copy, workdir_name(f"many_{n}", "main", "y" * 8), []) for n in range(9)]
+            await peer.call("make_workdirs", [*many, (bad, names[2], []), (copy, names[1], [])], timeout_s=10)
         assert caught.value.code == "workdir.not_found" and left(runtime) == [names[0]]
         assert await peer.call("drop_workdirs", ["session_0", "session_1"], timeout_s=10) == 1
         assert left(runtime) == []
