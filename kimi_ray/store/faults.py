@@ -168,6 +168,17 @@ class FaultyFs:
         taken = self._spend(wanted, path)
         return self.inner.pwrite(fd, memoryview(data)[:taken], offset)
 
+    def copy_range(self, source: int, offset: int, target: int, at: int, size: int) -> int:
+        """See ``Fs.copy_range``; it counts as a read and a write."""
+        self._check("pread", self._name(source))
+        path = self._name(target)
+        self._check("pwrite", path)
+        wanted = min(size, max(0, self.inner.fstat(source).st_size - offset))
+        if self.short_write is not None:
+            wanted = min(wanted, self.short_write)
+        taken = self._spend(wanted, path)
+        return self.inner.copy_range(source, offset, target, at, taken) if taken else 0
+
     def truncate(self, fd: int, size: int) -> None:
         """See ``Fs.truncate``."""
         self._check("truncate", self._name(fd))

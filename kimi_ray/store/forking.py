@@ -23,8 +23,6 @@ from kimi_ray.store.log_scan import corrupt
 from kimi_ray.store.seam import Stream
 from kimi_ray.store.stream_log import LogTools, StreamLog
 
-_CHUNK = 1 << 20
-
 
 class _Out:
     """A file written from its beginning."""
@@ -37,6 +35,14 @@ class _Out:
     def put(self, data: bytes) -> None:
         pwrite_all(self._fs, self._fd, data, self.size)
         self.size += len(data)
+
+    def copy(self, source: LogSource, start: int, end: int) -> None:
+        while start < end:
+            copied = source.copy(start, end - start, self._fd, self.size)
+            if not copied:
+                raise corrupt(source.path, start, -1, "it was cut while it was copied")
+            start += copied
+            self.size += copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +152,11 @@ def _copy(tools: LogTools, source: LogSource, out: _Out, cut: int, header_line: 
         elif batch.next_seq <= cut:
             end = batch.end
         else:
-            _copy_range(source, out, start, end)
+            out.copy(source, start, end)
             start = end
             out.put(encode_rows(framing, batch.number, batch.seq, _rows_before(batch.rows, batch.seq, cut)).data)
         batches += 1
-    _copy_range(source, out, start, end)
+    out.copy(source, start, end)
     next_seq = scan.next_seq
     if next_seq < cut and batches:  # the rows of a torn tail that its repair would keep
         kept = scan.tail(tools.boot).kept
@@ -167,15 +173,6 @@ def _copy(tools: LogTools, source: LogSource, out: _Out, cut: int, header_line: 
             details={"expected": next_seq, "cut": cut},
         )
     return batches, 0 if scan.epoch is None else scan.epoch.epoch
-
-
-def _copy_range(source: LogSource, out: _Out, start: int, end: int) -> None:
-    while start < end:
-        data = source.read(start, min(_CHUNK, end - start))
-        if not data:
-            raise corrupt(source.path, start, -1, "it was cut while it was copied")
-        out.put(data)
-        start += len(data)
 
 
 def _rows_before(rows: list[bytes], seq: int, cut: int) -> list[bytes]:

@@ -17,6 +17,9 @@ from kimi_ray.errors import StoreError
 
 FILE_MODE = 0o600
 DIR_MODE = 0o700
+_CHUNK = 1 << 20
+_COPY_AT_ONCE = 64 << 20
+_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY)
 
 
 class Fs(Protocol):
@@ -36,6 +39,11 @@ class Fs(Protocol):
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         """Write at ``offset``; returns how many bytes were taken, which may be fewer than given."""
+        ...
+
+    def copy_range(self, source: int, offset: int, target: int, at: int, size: int) -> int:
+        """Copy from one file to another, without moving the bytes where the file system can; returns how many, which
+        may be fewer, and 0 only at the end of the source."""
         ...
 
     def truncate(self, fd: int, size: int) -> None:
@@ -133,6 +141,16 @@ class RealFs:
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         """See ``Fs.pwrite``."""
         return os.pwrite(fd, data, offset)
+
+    def copy_range(self, source: int, offset: int, target: int, at: int, size: int) -> int:
+        """See ``Fs.copy_range``."""
+        if hasattr(os, "copy_file_range"):
+            try:
+                return os.copy_file_range(source, target, min(size, _COPY_AT_ONCE), offset, at)
+            except OSError as error:
+                if error.errno not in _CANNOT_COPY:
+                    raise
+        return os.pwrite(target, os.pread(source, min(size, _CHUNK), offset), at)
 
     def truncate(self, fd: int, size: int) -> None:
         """See ``Fs.truncate``."""

@@ -22,6 +22,8 @@ from kimi_ray.store.fs import Fs, exists, io_error, names_in, pwrite_all, read_f
 from kimi_ray.store.layout import REDO_NAME
 from kimi_ray.store.log_scan import LogScan, Tail, parse_header
 
+_CHUNK = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Redo:
@@ -53,6 +55,20 @@ class LogSource:
         head = self._fs.pread(self._fd, min(size, redo.offset - offset), offset) if offset < redo.offset else b""
         at = max(0, offset - redo.offset)
         return head + redo.kept[at : at + size - len(head)]
+
+    def copy(self, offset: int, size: int, target: int, at: int) -> int:
+        """Copy to the descriptor ``target``; returns how many bytes, 0 only at the end.
+
+        Raises:
+            OSError: As the file system gave it.
+        """
+        redo = self._redo
+        plain = size if redo is None else min(size, redo.offset - offset)
+        if plain > 0:
+            return self._fs.copy_range(self._fd, offset, target, at, plain)
+        data = self.read(offset, min(size, _CHUNK))
+        pwrite_all(self._fs, target, data, at)
+        return len(data)
 
     def close(self) -> None:
         """Give the descriptor back."""

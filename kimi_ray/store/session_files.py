@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from kimi_ray.errors import StoreError
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.forking import copy_log
 from kimi_ray.store.fs import exists, io_errors
@@ -19,6 +20,7 @@ from kimi_ray.store.removal import remove_tree
 from kimi_ray.store.seam import LogCopy, SessionCopy, Stream
 from kimi_ray.store.stream_log import LogTools
 
+_TRIES = 3
 Opener = Callable[[Stream], Callable[[], AbstractContextManager[LogSource]]]
 """What opens a log for reading, as far as it is written."""
 
@@ -88,10 +90,16 @@ class SessionFiles:
     def _copy(self, session_id: str, log: LogCopy, directory: str) -> None:
         target = Stream(session_id, str(log.header.get("agent_id", "")))
         self._layout.check_new_agent(target, directory)
-        with self._opener(log.source)() as source:
-            copy_log(
-                self._tools, source, log.cut, target, log.header, f"{directory}/agents/{target.agent_id}", log.tail
-            )
+        path = f"{directory}/agents/{target.agent_id}"
+        for tries in range(_TRIES):
+            try:
+                with self._opener(log.source)() as source:
+                    copy_log(self._tools, source, log.cut, target, log.header, path, log.tail)
+                return
+            except StoreError as error:
+                # Beside a writer in another process that takes back half a write: as ``JsonlReader.steady``.
+                if error.code != "store.corrupt" or tries == _TRIES - 1:
+                    raise
 
     async def unmake(self, sessions: dict[str, str], *, shown: bool = False) -> None:
         """See ``Maker.unmake``."""

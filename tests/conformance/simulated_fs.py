@@ -417,6 +417,10 @@ class SimulatedFs:
                 opened.file.change(Change(offset, taken), now)
             return len(taken)
 
+    def copy_range(self, source: int, offset: int, target: int, at: int, size: int) -> int:
+        """See ``Fs.copy_range``."""
+        return self.pwrite(target, self.pread(source, size, offset), at)
+
     def truncate(self, fd: int, size: int) -> None:
         """See ``Fs.truncate``."""
         with self.disk.lock:

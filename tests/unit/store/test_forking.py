@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kimi_ray.errors import StoreError
 from kimi_ray.store import JsonlStore, StoreOptions, Stream, open_store_for_writing
 from kimi_ray.store.chunk_rows import pack_rows
+from kimi_ray.store.faults import FaultyFs
+from kimi_ray.store.fs import RealFs
 from kimi_ray.store.seam import Batch
 from tests.conformance.store_contract import MAIN, all_lines, chunk_events, code, header, line, notes, ok
 
@@ -89,3 +94,43 @@ async def test_twenty_forks_at_once_while_the_source_goes_on(tmp_path: Path) -> 
     for target in targets:
         assert await all_lines(store, target) == [line(seq, text=f"n{seq}") for seq in range(50)]
     await store.close()
+
+
+@pytest.mark.parametrize("refusal", [None, errno.EXDEV, errno.EINVAL])
+@pytest.mark.parametrize("most", [None, 97])
+async def test_a_copy_in_pieces_and_on_file_systems_that_cannot_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None, most: int | None
+) -> None:
+    copies = 0
+    real = os.copy_file_range
+
+    def copy_file_range(*args: Any) -> int:
+        nonlocal copies
+        copies += 1
+        if refusal is not None:
+            raise OSError(refusal, os.strerror(refusal))
+        return real(*args)
+
+    monkeypatch.setattr(os, "copy_file_range", copy_file_range)
+    store = await source_store(tmp_path)
+    for first in range(0, 40, 8):
+        ok(await store.append([notes(first, first + 8)], sync=True))
+    await store.close()
+    store = await open_store_for_writing(str(tmp_path), StoreOptions(durability="os"), fs=FaultyFs(short_write=most))
+    target = Stream("s2", "main")
+    await store.fork(MAIN, 36, header(target), "f")
+    assert copies > 0
+    assert await all_lines(store, target) == (await all_lines(store))[:36]
+    assert (await store.verify(target)).ok
+    await store.close()
+
+
+def test_a_range_is_copied_as_far_as_the_source_goes(tmp_path: Path) -> None:
+    fs = RealFs()
+    (tmp_path / "a").write_bytes(b"0123456789")
+    source, target = fs.open(str(tmp_path / "a"), os.O_RDONLY), fs.open(str(tmp_path / "b"), os.O_RDWR | os.O_CREAT)
+    assert fs.copy_range(source, 4, target, 2, 100) == 6
+    assert fs.copy_range(source, 10, target, 8, 100) == 0
+    assert (tmp_path / "b").read_bytes() == bytes(2) + b"456789"
+    fs.close(source)
+    fs.close(target)
