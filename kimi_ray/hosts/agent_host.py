@@ -247,11 +247,12 @@ class AgentHost:
     async def progress(self, streams: list[Stream]) -> list[AgentProgress]:
         """Where agents stand; those that do not live here are left out."""
         found = (self._agents.get(Stream(*stream)) for stream in streams)
-        return [agent.watch() for agent in found if agent is not None]
+        return [agent.watch() for agent in found if agent is not None and not agent.closed]
 
     async def quiesce(self, streams: list[Stream], holder: str, lease_s: float = LEASE_S) -> list[Stream]:
         """Hold agents still for a holder (``Quiescence.quiesce``); returns those that live here."""
-        return self._quiescence.quiesce([Stream(*stream) for stream in streams], holder, lease_s)
+        held = self._quiescence.quiesce([Stream(*stream) for stream in streams], holder, lease_s)
+        return self._leavers.keep(held, lease_s)
 
     async def check_quiescence(self, holder: str, lease_s: float | None = None) -> None:
         """Whether a hold lasted until now, and goes on for ``lease_s`` (``Quiescence.check``)."""
@@ -297,28 +298,18 @@ class AgentHost:
         for stream in [stream for stream in self._agents if stream.session_id == session_id]:
             agent = self._agents.get(stream)
             if agent is not None and not agent.closed and await self._obeys(agent, claim):
+                self._leavers.touch(stream)
                 adopted.append(stream.agent_id)
         return adopted
 
     async def check_tools(self, tools: tuple[Tool, ...]) -> None:
-        """Import the user's tools here, before agents are to have them.
-
-        Raises:
-            ToolError: ``tool.not_importable`` {tool, node_id}.
-        """
+        """Import the user's tools here; raises ``tool.not_importable`` {tool, node_id}."""
         self._fingerprint = fingerprint_of(tools) or self._fingerprint
         check_importable(tools, self._cluster.node_id)
 
     async def let_go(self) -> tuple[int, list[Stream], list[Stream]]:
-        """Let go of the agents that are idle, for a node that is to be empty.
-
-        Returns:
-            How many left, which still run, and which are idle and have their directory only here.
-        """
-        leaving, running, pinned = self._leavers.split(self._agents)
-        acks = await self.close_agents(leaving, False)
-        kept = [ack.stream for ack in acks if ack.error is not None]
-        return len(leaving) - len(kept), [*running, *kept, *self._opening], pinned
+        """Let go of idle agents, for a node that is to be empty (``Leavers.leave``)."""
+        return await self._leavers.leave(self._agents, self._opening, self._close_one)
 
     async def make_workdirs(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
         """Make working directories on this node before their agents are there: all, or none.
@@ -380,6 +371,7 @@ class AgentHost:
             elif self._opener.nonce_of(stream) == spec.nonce or await self._is_newest(living):
                 if living.closed or (spec.claim is not None and not await self._obeys(living, spec.claim)):
                     continue
+                self._leavers.touch(stream)
                 return living
             elif self._agents.get(stream) is living:
                 self._fenced(stream)
@@ -484,6 +476,7 @@ class AgentHost:
             raise
         self._opener.publish(stream)
         self._agents[stream] = agent
+        self._leavers.touch(stream)
         self._claims[stream] = spec.claim
         journal = agent.journal
         journal.append(
@@ -528,6 +521,7 @@ class AgentHost:
                 return Ack(stream, error.to_data())
         if self._agents.get(stream) is agent:
             del self._agents[stream]
+            self._leavers.forget(stream)
             self._reader.forget(stream)
             self._releasing.discard(stream)
             self._claims.pop(stream, None)
@@ -567,9 +561,11 @@ class AgentHost:
         return task
 
     def _agent(self, stream: Stream) -> LiveAgent:
-        agent = self._agents.get(Stream(*stream))
-        if agent is None:
-            raise self._gone(Stream(*stream))
+        stream = Stream(*stream)
+        agent = self._agents.get(stream)
+        if agent is None or (agent.closed and agent.failure is None):
+            raise self._gone(stream)
+        self._leavers.touch(stream)
         return agent
 
     def _gone(self, stream: Stream) -> AgentError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,12 +22,16 @@ from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
     from kimi_ray.agent.live_agent import LiveAgent
+    from kimi_ray.hosts.specs import Ack
 
 NOTE = "draining"
 ROUND_S = 0.2
 ASK_S = 30.0
 SETTLED_S = 0.6
 """A host must have been empty for so long: places that were given before the drain may still be used."""
+
+UNTOUCHED_S = 1.0
+"""Longer than the calls of one operation on an agent are apart."""
 
 DrainedBy = Literal["request", "cluster"]
 
@@ -223,22 +227,65 @@ class Drains:
 
 
 class Leavers:
-    """Which agents of a host may leave it: those that have been idle since the look before."""
+    """Which agents of a host may leave it: those that nobody has had to do with for a while.
+
+    An agent whose host is asked for something is about to be asked for more: a session that is just resumed, a rollout
+    whose prompt is on its way.
+    """
 
     def __init__(self, *, workspace_shared: bool) -> None:
         self._workspace_shared = workspace_shared
-        self._idle: set[Stream] = set()
+        self._touched: dict[Stream, float] = {}
 
-    def split(self, agents: dict[Stream, LiveAgent]) -> tuple[list[Stream], list[Stream], list[Stream]]:
-        """``(leaving, running, pinned)``. One that has just come to life and has no prompt yet counts as running."""
-        running = [stream for stream, agent in agents.items() if agent.busy]
-        quiet = {stream for stream, agent in agents.items() if not agent.busy}
+    def touch(self, stream: Stream) -> None:
+        """Somebody has to do with an agent."""
+        self._touched[stream] = max(time.monotonic(), self._touched.get(stream, 0.0))
+
+    def keep(self, streams: list[Stream], for_s: float) -> list[Stream]:
+        """Somebody will have to do with these for so long; gives them back."""
+        self._touched.update(dict.fromkeys(streams, time.monotonic() + for_s))
+        return streams
+
+    def forget(self, stream: Stream) -> None:
+        """An agent is gone."""
+        self._touched.pop(stream, None)
+
+    async def leave(
+        self,
+        agents: Mapping[Stream, LiveAgent],
+        opening: Collection[Stream],
+        close: Callable[[Stream, bool], Awaitable[Ack]],
+    ) -> tuple[int, list[Stream], list[Stream]]:
+        """Close those that may leave.
+
+        Args:
+            agents: Those that live here.
+            opening: Those that are being brought to life.
+            close: Closes one; it takes nothing any more from the first step on.
+
+        Returns:
+            How many left, which still run, and which are idle and have their directory only here.
+        """
+
+        async def close_idle(stream: Stream) -> bool:
+            # Between this look and the close nothing is awaited, so no prompt can come in between.
+            agent = agents.get(stream)
+            if agent is None or agent.busy or stream in opening:
+                return agent is None
+            return (await close(stream, False)).error is None
+
+        leaving, running, pinned = self.split(agents)
+        left = await asyncio.gather(*(close_idle(stream) for stream in leaving))
+        kept = [stream for stream, gone in zip(leaving, left, strict=True) if not gone]
+        return len(leaving) - len(kept), [*running, *kept, *opening], pinned
+
+    def split(self, agents: Mapping[Stream, LiveAgent]) -> tuple[list[Stream], list[Stream], list[Stream]]:
+        """``(leaving, running, pinned)``; one that was touched just now counts as running."""
+        since = time.monotonic() - UNTOUCHED_S
+        quiet = {s for s, agent in agents.items() if not agent.busy and self._touched.get(s, 0.0) <= since}
         pinned = [stream for stream in agents if stream in quiet and self._is_pinned(agents[stream])]
-        ready = quiet - set(pinned)
-        leaving = [stream for stream in agents if stream in ready & self._idle]
-        running += [stream for stream in agents if stream in ready - self._idle]
-        self._idle = ready
-        return leaving, running, pinned
+        leaving = [stream for stream in agents if stream in quiet and stream not in pinned]
+        return leaving, [stream for stream in agents if stream not in quiet], pinned
 
     def _is_pinned(self, agent: LiveAgent) -> bool:
         """Whether its directory is only here."""

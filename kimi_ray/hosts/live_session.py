@@ -377,6 +377,15 @@ class LiveSession:
 
     async def reconcile(self) -> None:
         """After a resume: the log wins for the last prompt, the last turn's reason and ``updated_at``."""
+        try:
+            await self._reconcile()
+        except KimiRayError as error:
+            if error.code != "agent.not_found":
+                raise
+            await self.agent_host(MAIN, self.agents[MAIN].host, None)  # its host let go of it just now
+            await self._reconcile()
+
+    async def _reconcile(self) -> None:
         main = self.agents[MAIN]
         peer = self._main_peer()
         positions: list[tuple[int, int]] = await peer.call(

@@ -255,17 +255,23 @@ def agent(*, busy: bool = False, workdir: Workdir | None = None, path: str | Non
     return SimpleNamespace(busy=busy, spec=SimpleNamespace(workdir=workdir), workdir_path=path)
 
 
-def test_an_agent_leaves_when_it_was_idle_twice():
+def test_an_agent_leaves_when_nobody_had_to_do_with_it_for_a_while(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(draining.time, "monotonic", lambda: now)
     one, two = Stream("s", "main"), Stream("s", "agent-1")
     agents = {one: agent(), two: agent(busy=True)}
     leavers = Leavers(workspace_shared=False)
-    assert leavers.split(agents) == ([], [two, one], [])
-    agents[two].busy = False
+    leavers.touch(one)
+    leavers.touch(two)
+    now += draining.UNTOUCHED_S / 2
+    assert leavers.split(agents) == ([], [one, two], [])
+    now += draining.UNTOUCHED_S
     assert leavers.split(agents) == ([one], [two], [])
-    agents[one].busy = True
+    agents[two].busy = False
+    leavers.touch(one)
     assert leavers.split(agents) == ([two], [one], [])
-    agents[one].busy = False
-    assert one not in leavers.split(agents)[0]
+    leavers.forget(one)
+    assert leavers.split({one: agent()}) == ([one], [], [])
 
 
 def test_an_agent_whose_directory_is_only_here_is_pinned():
@@ -277,7 +283,6 @@ def test_an_agent_whose_directory_is_only_here_is_pinned():
             Stream("s", "d"): agent(workdir=Workdir.copy("/src"), busy=True),
         }
         leavers = Leavers(workspace_shared=shared)
-        leavers.split(agents)
         leaving, running, pinned = leavers.split(agents)
         assert running == [Stream("s", "d")]
         return len(leaving), len(pinned)
