@@ -110,7 +110,12 @@ class SessionForking:
         """The forks if an earlier try made them."""
         found: list[ForkedSession] = []
         for session_id in spec.targets:
-            stored = await self._services.store.read_document(session_id)
+            try:
+                stored = await self._services.store.read_document(session_id)
+            except StoreError as error:
+                if error.code != "store.deleted":
+                    raise
+                return None
             if stored is None or stored.value.get("fork_group") != spec.group:
                 return None
             found.append(ForkedSession(session_id, stored.workspace_id, stored.value))

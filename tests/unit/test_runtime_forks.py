@@ -160,6 +160,25 @@ async def test_a_fork_counts_its_limits_from_zero_and_runs_nothing_that_was_pend
         assert stage.seen["two"] == 1
 
 
+@pytest.mark.parametrize("settings", [{"shards": 3}, {"backend": "sqlite"}, {"backend": "sqlite", "shards": 2}])
+async def test_forks_over_the_shards_of_each_store(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with running(tmp_path, **settings) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await worked(workspace, stage, model, (1, 2))
+        forks = await workspace.fork_many(source.id, 8, at="0", seeds=list(range(8)))
+        went = [await goes_on(fork, stage) for fork in forks]
+        assert [request.sampling.seed for request in went] == list(range(8))
+        assert await ids_in(tmp_path / "home") == {source.id, *(fork.id for fork in forks)}
+        assert {row.id for row in await runtime.sessions.list_recent(20, forked_from=source.id)} == {
+            fork.id for fork in forks
+        }
+        assert await code_of(workspace.fork(source.id, new_session_id=forks[3].id)) == "session.exists"
+        await workspace.delete(forks[3].id)
+        assert await code_of(workspace.fork(source.id, new_session_id=forks[3].id)) == "session.exists"
+        assert await code_of(workspace.fork(forks[3].id)) == "session.not_found"
+        assert await code_of(runtime.forks.publish(forks[3].id)) == "session.not_found"
+
+
 # -- points and refusals (K's tests 27 to 30) -------------------------------------------------------------------------
 
 
@@ -302,6 +321,25 @@ async def test_a_prompt_that_comes_during_a_fork_waits_and_then_runs(tmp_path: P
         assert len(await fork.main.messages()) == 2
         await asyncio.sleep(0)
         assert stage.seen["late"] == 1
+
+
+async def test_a_fork_that_takes_longer_than_its_lease_renews_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kimi_ray.hosts.session_forking.LEASE_S", 0.4)
+    async with running(tmp_path) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await worked(workspace, stage, model, (1,))
+        calls = Calls(runtime)
+        hold = calls.hold("copy_session")
+        forking = asyncio.ensure_future(workspace.fork(source.id))
+        await hold.reached.wait()
+        prompt = await source.main.submit("late")
+        await asyncio.sleep(1.0)
+        assert stage.seen["late"] == 0
+        hold.go.set()
+        assert len(await (await forking).main.messages()) == 2
+        assert (await prompt.result(10)).text == "did late"
 
 
 async def test_a_source_that_does_not_stand_still_to_the_end_makes_no_fork(tmp_path: Path) -> None:
