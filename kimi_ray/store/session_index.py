@@ -379,20 +379,27 @@ class SessionIndex:
             await self._in(self._writes, self._file.correct, noted, changed[first : first + BATCH], ())
         for first in range(0, len(absent), BATCH):
             await self._in(self._writes, self._file.correct, noted, (), absent[first : first + BATCH])
+        self._took_s = loop.time() - began
+        took_ms = round(self._took_s * 1000)
         self._generation = await self._in(
-            self._writes, lambda: self._file.settle(noted, checked_at=epoch_ms(), publish=publish)
+            self._writes, lambda: self._file.settle(noted, checked_at=epoch_ms(), took_ms=took_ms, publish=publish)
         )
         await self._in(self._writes, remove_marks, self._home, marks.dead)
-        self._took_s = loop.time() - began
 
     async def _reconcile_regularly(self) -> None:
+        wait_s = self._pace.again_s
         while True:
-            await asyncio.sleep(max(self._pace.reconcile_s, _SHARE * self._took_s))
+            await asyncio.sleep(wait_s)
+            wait_s = self._pace.again_s
             if self._state != "ready":
                 continue
             try:
-                checked_at = (await self._in(self._reads, self._file.facts))["checked_at"]
-                if abs(epoch_ms() - checked_at) >= 500 * self._pace.reconcile_s:
+                facts = await self._in(self._reads, self._file.facts)
+                every_s = max(self._pace.reconcile_s, _SHARE * facts["took_ms"] / 1000)
+                ago_s = abs(epoch_ms() - facts["checked_at"]) / 1000  # by whichever process of the home
+                if ago_s < every_s:
+                    wait_s = max(wait_s, every_s - ago_s)
+                else:
                     await self._compare(Marks(), publish=False)
             except INDEX_FAILURES as error:
                 self._fail(error)

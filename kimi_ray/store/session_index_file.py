@@ -108,7 +108,14 @@ class IndexFile:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            facts = (("schema", SCHEMA), ("home_id", self._home_id), ("stamp", 0), ("generation", 0), ("checked_at", 0))
+            facts = (
+                ("schema", SCHEMA),
+                ("home_id", self._home_id),
+                ("stamp", 0),
+                ("generation", 0),
+                ("checked_at", 0),
+                ("took_ms", 0),
+            )
             rows = ", ".join("(?, ?)" for _ in facts)
             with _transaction(connection):
                 for statement in TABLES.split(";"):
@@ -259,21 +266,29 @@ class IndexFile:
             connection.executemany("DELETE FROM sessions WHERE id = ?", lost)
             return len(still) + len(lost)
 
-    def settle(self, noted: Noted, *, checked_at: int, publish: bool) -> int:
+    def settle(self, noted: Noted, *, checked_at: int, took_ms: int, publish: bool) -> int:
         """The documents have been compared: forget old removals; ``publish`` makes a new generation of the index.
+
+        Args:
+            noted: The index before the documents were read.
+            checked_at: When, in epoch milliseconds.
+            took_ms: How long it took.
+            publish: The index is whole, and may be believed from now on.
 
         Returns:
             The generation.
         """
         with self.write() as (connection, _):
             connection.executemany("DELETE FROM gone WHERE id = ? AND stamp = ?", list(noted.gone.items()))
-            connection.execute("UPDATE facts SET value = ? WHERE name = 'checked_at'", (checked_at,))
+            connection.executemany(
+                "INSERT OR REPLACE INTO facts VALUES (?, ?)", [("checked_at", checked_at), ("took_ms", took_ms)]
+            )
             if publish:
                 connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'generation'")
             return int(fact(connection, "generation"))
 
     def facts(self) -> dict[str, Any]:
-        """``generation`` (0: not built yet), ``checked_at`` (epoch milliseconds) and the like."""
+        """``generation`` (0: not built yet); ``checked_at`` and ``took_ms`` of the last comparison; and the like."""
         with self.read() as connection:
             return dict(connection.execute("SELECT name, value FROM facts").fetchall())
 

@@ -50,9 +50,11 @@ _PLACES = """
 WITH RECURSIVE pairs (one, cwd) AS (
     SELECT * FROM (SELECT workspace_id, cwd FROM sessions WHERE cwd IS NOT NULL ORDER BY workspace_id, cwd LIMIT 1)
     UNION ALL
-    SELECT next.workspace_id, next.cwd FROM pairs JOIN sessions AS next ON next.rowid = (
-        SELECT rowid FROM sessions WHERE cwd IS NOT NULL AND (workspace_id, cwd) > (pairs.one, pairs.cwd)
-        ORDER BY workspace_id, cwd LIMIT 1
+    SELECT next.workspace_id, next.cwd FROM pairs JOIN sessions AS next ON next.rowid = COALESCE(
+        (SELECT rowid FROM sessions WHERE workspace_id = pairs.one AND cwd > pairs.cwd
+            ORDER BY workspace_id, cwd LIMIT 1),
+        (SELECT rowid FROM sessions WHERE workspace_id > pairs.one AND cwd IS NOT NULL
+            ORDER BY workspace_id, cwd LIMIT 1)
     )
 ) SELECT one, cwd FROM pairs
 """

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from kimi_ray.bench.append import bench_append
 from kimi_ray.bench.event_streams import EVENTS_A_TURN, WINDOW_TURNS, append_small, append_turn
 from kimi_ray.bench.fork import bench_fork
+from kimi_ray.bench.index import bench_index
 from kimi_ray.bench.resume import bench_resume
 from kimi_ray.cli.app import app
 from kimi_ray.errors import KimiRayError
@@ -28,6 +29,14 @@ def new_log() -> EventLog:
     return EventLog(
         LogHeader(session_id="s", agent_id="main", created_at=0, writer=WriterRef(name="test", version="0"))
     )
+
+
+async def test_index_finds_the_newest(tmp_path: Path) -> None:
+    report = (await bench_index(sessions=200, directory=str(tmp_path))).to_data()
+    assert list(report)[:8] == CONTRACT
+    assert (report["bench"], report["unit"], report["sessions"]) == ("index", "ms", 200)
+    assert report["value"] > 0 and report["floor"] > 0 and report["beside_ms"] > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_append_reports_what_it_stored(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ async def child(home: Path, name: str, seed: int, count: int = 100_000) -> Child
 async def seen(home: Path) -> tuple[dict[str, int], str]:
     reader = SessionsReader(open_store(home))
     page = await reader.page(EVERYTHING)
-    assert await reader.count(EVERYTHING) == len(page.items)
+    assert await reader.count(EVERYTHING) >= len(page.items)  # beside a living writer more may have come meanwhile
     return {one.id: one.updated_at for one in page.items}, reader.standing
 
 
