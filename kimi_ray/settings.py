@@ -6,6 +6,7 @@ means "not said": it is not sent, not limited, or taken from the profile or the 
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Literal, Self
 
@@ -179,6 +180,14 @@ class Workdir(Settings):
     def is_remote(self) -> bool:
         """Whether a ``git`` workdir names a repository elsewhere: a URL, or ``user@host:path``."""
         return self.kind == "git" and self.path is not None and _REMOTE.match(self.path) is not None
+
+    def within(self, cwd: str) -> Self:
+        """The same with an absolute path: relative ones are relative to ``cwd``, ``~`` is the home directory. A
+        function's name and a URL are no paths."""
+        if self.path is None or self.kind == "factory" or self.is_remote:
+            return self
+        path = os.path.abspath(os.path.join(cwd, os.path.expanduser(self.path)))
+        return self.model_copy(update={"path": path})
 
     @model_validator(mode="after")
     def _path_given(self) -> Self:

@@ -117,32 +117,19 @@ def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir
     if workdir.kind == "factory":
         make_importable((workdir.path or "",), cwd)
         check_factory(workdir)
-    if workdir.kind == "git":
-        return _with_repository(workdir, cwd)
-    if workdir.kind in ("shared", "copy") and workdir.path is not None and "{{" not in workdir.path:
-        path = Path(cwd, workdir.path).expanduser()
-        if not path.is_dir():
+    elif workdir.path is not None and "{{" not in workdir.path:
+        workdir = workdir.within(cwd)
+        if not os.path.isdir(str(workdir.path)):
+            what = "repository" if workdir.kind == "git" else "working directory"
             raise ConfigError(
-                f"the working directory {path} does not exist",
+                f"the {what} {workdir.path} does not exist",
                 code="workdir.not_found",
-                hint="--workdir copy and --workdir shared without a path take the current directory",
-                details={"path": str(path)},
+                hint="--workdir git:REPO@REF takes a repository on the node where the agent works"
+                if workdir.kind == "git"
+                else "--workdir copy and --workdir shared without a path take the current directory",
+                details={"path": workdir.path},
             )
     return workdir.model_copy(update={"writes": True}) if writes and workdir.kind == "shared" else workdir
-
-
-def _with_repository(workdir: Workdir, cwd: str) -> Workdir:
-    if workdir.path is None or "{{" in workdir.path:
-        return workdir
-    path = Path(cwd, workdir.path).expanduser()
-    if not path.is_dir():
-        raise ConfigError(
-            f"the repository {path} does not exist",
-            code="workdir.not_found",
-            hint="--workdir git:REPO@REF takes a repository on the node where the agent works",
-            details={"path": str(path)},
-        )
-    return workdir.model_copy(update={"path": str(path)})
 
 
 def make_importable(names: tuple[str, ...], cwd: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,9 +80,8 @@ class RunPlan:
             item = by_id[key.item_id]
             own = item.item
             workdir = render_workdir(self.settings.workdir, item)
-            if workdir is not None and workdir.path is not None and cwd is not None and _is_place(workdir):
-                path = os.path.join(cwd, os.path.expanduser(workdir.path))
-                workdir = workdir.model_copy(update={"path": os.path.abspath(path)})
+            if workdir is not None and cwd is not None:
+                workdir = workdir.within(cwd)
             yield Rollout(
                 key=key,
                 index=item.index,
@@ -195,11 +193,6 @@ def _check_shared_writes(
         # A user's tool that writes is as bad as Write.
         settings = settings.model_copy(update={"tools": (*settings.tool_names, "Write")})
     settings.check_shared_writes(items, rollouts)
-
-
-def _is_place(workdir: Workdir) -> bool:
-    """Whether its path is one of a file system: no function's name, and no URL (which is refused by name)."""
-    return workdir.kind != "factory" and not workdir.is_remote
 
 
 def _check_workdirs(workdir: Workdir | None, items: tuple[RunItem, ...]) -> None:

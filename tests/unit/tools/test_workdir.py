@@ -213,3 +213,18 @@ async def test_a_path_that_no_directory_can_have_is_refused_by_name(tmp_path: Pa
         await prepare_workdir(Workdir.shared(path), base_dir=str(tmp_path), name="x")
     assert refused.value.code == "workdir.invalid"
     refused.value.message.encode()
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (Workdir.copy("a/../b"), "/here/b"),
+        (Workdir.git("/r", "main"), "/r"),
+        (Workdir.shared("~"), os.path.expanduser("~")),
+        (Workdir.factory("m:f"), "m:f"),
+        (Workdir.none(), None),
+        (Workdir(kind="git", path="https://host/r", ref="x"), "https://host/r"),
+    ],
+)
+def test_relative_to_a_directory(given: Workdir, path: str | None) -> None:
+    assert given.within("/here") == given.model_copy(update={"path": path})
