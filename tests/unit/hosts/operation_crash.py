@@ -23,12 +23,15 @@ from typing import Any
 from kimi_ray.cli.app import run_command
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.local_cluster import LocalCluster
+from kimi_ray.llm.chat import ChatRequest
+from kimi_ray.llm.script import Step
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
 from kimi_ray.store import open_store
 from kimi_ray.workspace_handle import Workspace
 
 MODEL = "scripted:kimi_ray.llm.scripts:echo"
+SLOW = "scripted:tests.unit.hosts.operation_crash:slow"
 JOB_S = 60.0
 BASE = ("cold", "archived", "source")
 """The sessions of every home before the operation."""
@@ -42,6 +45,15 @@ SETTINGS: dict[str, Any] = {
 _UNCOUNTED = frozenset(
     "ping progress wait_any read_events renew hello goodbye stats identity shutdown totals sweep close".split()
 )
+
+asked = asyncio.Event()
+
+
+async def slow(_request: ChatRequest) -> Step:
+    """A model that never answers."""
+    asked.set()
+    return await asyncio.get_running_loop().create_future()
+
 
 # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -60,6 +72,9 @@ OPERATIONS: dict[str, Callable[[Workspace, Session | None], Awaitable[Any]]] = {
     "resume": _resume,
     "close": _close,
     "archive live": lambda work, _: work.archive("cold"),
+    "close busy": _close,
+    "archive busy": lambda work, _: work.archive("cold"),
+    "delete busy": lambda work, _: work.delete("cold"),
     "archive cold": lambda work, _: work.archive("cold"),
     "restore": lambda work, _: work.restore("archived"),
     "delete live": lambda work, _: work.delete("cold"),
@@ -69,10 +84,11 @@ OPERATIONS: dict[str, Callable[[Workspace, Session | None], Awaitable[Any]]] = {
     "fork many": lambda work, _: work.fork_many("source", 3, model=MODEL),
     "create child": lambda work, _: work.create_child("source", new_session_id="new", model=MODEL),
 }
-LIVE = frozenset({"close", "archive live", "delete live", "fork live"})
+BUSY = frozenset({"close busy", "archive busy", "delete busy"})
+LIVE = frozenset({"close", "archive live", "delete live", "fork live"}) | BUSY
 MADE = {"create": 1, "fork": 1, "fork live": 1, "fork many": 3, "create child": 1}
-DELETED = {"delete live": "cold", "delete cold": "cold"}
-ARCHIVED = {"archive live": ("cold", False, True), "archive cold": ("cold", False, True)}
+DELETED = dict.fromkeys(("delete live", "delete busy", "delete cold"), "cold")
+ARCHIVED = dict.fromkeys(("archive live", "archive busy", "archive cold"), ("cold", False, True))
 ARCHIVED["restore"] = ("archived", True, False)
 
 
@@ -134,7 +150,13 @@ async def operate(home: str, work: str, store: dict[str, Any], operation: str, a
     killer = Killer(None if at is None else (at[0], at[1], at[2]))
     async with connect(home, store) as runtime:
         place = runtime.workspace(work)
-        session = await place.resume("cold", model=MODEL) if operation in LIVE else None
+        busy = operation in BUSY
+        session = await place.resume("cold", model=SLOW if busy else MODEL) if operation in LIVE else None
+        if busy:
+            assert session is not None
+            await session.main.submit("runs")
+            await session.main.submit("waits")
+            await asked.wait()
         killer.armed = True
         await OPERATIONS[operation](place, session)
         killer.armed = False
@@ -307,4 +329,7 @@ def _in_child(job: dict[str, Any], told: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    # Under its own name: a model that is named by it must be the one that is looked at here.
+    from tests.unit.hosts import operation_crash
+
+    operation_crash._serve()

@@ -80,7 +80,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     made.forge.close()
 
 
-@pytest.mark.parametrize("operation", ["close", "restore"])
+@pytest.mark.parametrize("operation", ["close busy", "restore"])
 def test_an_operation_that_is_not_killed(scene: Scene, operation: str) -> None:
     assert scene.trace("jsonl", operation)
 
@@ -95,6 +95,8 @@ def test_an_operation_that_is_not_killed(scene: Scene, operation: str) -> None:
         ("jsonl", "archive cold", "write_documents", 0, "after"),
         ("jsonl", "delete live", "remove", 0, "before"),
         ("sqlite", "delete cold", "remove", 0, "after"),
+        ("jsonl", "archive busy", "close_agents", 0, "after"),
+        ("sqlite", "delete busy", "close_agents", 0, "before"),
         ("jsonl", "fork many", "publish", 0, "before"),
         ("jsonl", "fork many", "publish", 0, "after"),
         ("sqlite", "fork many", "copy_session", 1, "after"),
