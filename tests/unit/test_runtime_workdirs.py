@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.hosts.agent_services import workdirs_base
+from kimi_ray.hosts.agent_services import SleepingWorkdirs, workdirs_base
+from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
+from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.runs.run_directory import read_rows
 from kimi_ray.settings import Item, Workdir
-from kimi_ray.tools.workdirs import workdir_name
+from kimi_ray.tools.workdirs import leftovers, workdir_name
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.conftest import cli as cli
 from tests.unit.cli.conftest import place as place
@@ -291,3 +294,27 @@ def test_what_agents_may_not_read_is_in_no_worktree(cli: Cli, place: Path) -> No
     for tree in trees:
         assert sorted(os.listdir(tree)) == [".git", "f.txt"] and git(tree, "status", "--porcelain") == ""
         git(repo, "worktree", "remove", "--force", str(tree))
+
+
+async def test_a_host_sweeps_what_deleted_sessions_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree").mkdir()
+    copy = Workdir.copy(str(tmp_path / "tree"))
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        await (await session.main.submit("hello")).result(20)
+        cluster = cluster_of(runtime)
+        store = StoreCalls(cluster, runtime.config.shards, 5.0)
+        workdirs = AgentWorkdirs(workdirs_base(cluster.home_id), store, SleepingWorkdirs())
+        mine, gone = workdir_name(session.id, "main", "x" * 8), workdir_name("session_gone", "main", "x" * 8)
+        await workdirs.make([(copy, mine, []), (copy, gone, [])])
+        assert await workdirs.sweep() == 0 and left(runtime) == sorted([mine, gone])
+        monkeypatch.setattr(leftovers, "_age_s", lambda _path: 7200.0)
+        host = (await hosts_of(runtime, "agents"))[0]
+        name = f"{host.rpartition('/')[0]}/agents-another"
+        await cluster.start_host("agents", name)
+        async with asyncio.timeout(10):
+            while left(runtime) != [mine]:
+                await asyncio.sleep(0.01)
+        await cluster.stop_host(name)
+        await runtime.delete(session.id)
+        assert left(runtime) == []
