@@ -247,7 +247,7 @@ class AgentHost:
     async def progress(self, streams: list[Stream]) -> list[AgentProgress]:
         """Where agents stand; those that do not live here are left out."""
         found = (self._agents.get(Stream(*stream)) for stream in streams)
-        return [agent.watch() for agent in found if agent is not None and not agent.closed]
+        return [agent.watch() for agent in found if agent is not None]
 
     async def quiesce(self, streams: list[Stream], holder: str, lease_s: float = LEASE_S) -> list[Stream]:
         """Hold agents still for a holder (``Quiescence.quiesce``); returns those that live here."""
@@ -442,7 +442,7 @@ class AgentHost:
         burial = self._burials.get(stream)
         if burial is not None:
             await asyncio.wait([burial])  # it lets go of what is open under this name
-        self._fingerprint = fingerprint_of(spec.user_tools) or self._fingerprint
+        await self.check_tools(spec.user_tools)
         opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
         log = opened.log
         if log.header.origin == "fork" and log.last_end_seed is None and log.next_seq < (log.header.seed_length or 0):

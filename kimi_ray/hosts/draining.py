@@ -134,8 +134,9 @@ class Drains:
 
     async def wait(self, drain: NodeDrain) -> None:
         """Until no host is left there, or the deadline has passed and all that it allows was done."""
+        task = self._tasks.get(drain.node_id)
         while drain.ended is None:
-            if drain.overdue and (not drain.force or drain.errors):
+            if (drain.overdue and (not drain.force or drain.errors)) or task is None or task.done():
                 return
             await asyncio.sleep(ROUND_S / 2)
 
@@ -176,21 +177,27 @@ class Drains:
         return [(pool, host) for pool in pools for host in pool.hosts.values() if host.node_id == node_id]
 
     async def _run(self, drain: NodeDrain) -> None:
-        while True:
-            hosts = self._hosts(drain.node_id)
-            if not hosts and not any(pool.starting_on(drain.node_id) for pool in self._pools.values()):
-                drain.running, drain.pinned, drain.sessions = [], [], []
-                drain.ended = time.time()
-                return
-            left = [await self._look(drain, pool, host) for pool, host in hosts]
-            drain.running = [name for one in left for name in one["running"]]
-            drain.pinned = [name for one in left for name in one["pinned"]]
-            drain.sessions = [name for one in left for name in one["sessions"]]
-            if drain.overdue and drain.force:
-                drain.cancelled += [name for one in left for name in (*one["running"], *one["pinned"])]
-                await asyncio.gather(*(self._end(drain, host) for _, host in hosts))
-                continue
+        while drain.ended is None:
+            try:
+                await self._round(drain)
+            except KimiRayError as error:
+                # The cluster did not answer: it is told, and tried again.
+                drain.errors["cluster"] = error.to_data()
             await asyncio.sleep(ROUND_S)
+
+    async def _round(self, drain: NodeDrain) -> None:
+        hosts = self._hosts(drain.node_id)
+        if not hosts and not any(pool.starting_on(drain.node_id) for pool in self._pools.values()):
+            drain.running, drain.pinned, drain.sessions = [], [], []
+            drain.ended = time.time()
+            return
+        left = [await self._look(drain, pool, host) for pool, host in hosts]
+        drain.running = [name for one in left for name in one["running"]]
+        drain.pinned = [name for one in left for name in one["pinned"]]
+        drain.sessions = [name for one in left for name in one["sessions"]]
+        if drain.overdue and drain.force:
+            drain.cancelled += [name for one in left for name in (*one["running"], *one["pinned"])]
+            await asyncio.gather(*(self._end(drain, host) for _, host in hosts))
 
     async def _look(self, drain: NodeDrain, pool: HostPool, host: PooledHost) -> dict[str, list[str]]:
         """Let go of what is idle on a host; an empty one is ended."""
@@ -282,7 +289,8 @@ class Leavers:
     def split(self, agents: Mapping[Stream, LiveAgent]) -> tuple[list[Stream], list[Stream], list[Stream]]:
         """``(leaving, running, pinned)``; one that was touched just now counts as running."""
         since = time.monotonic() - UNTOUCHED_S
-        quiet = {s for s, agent in agents.items() if not agent.busy and self._touched.get(s, 0.0) <= since}
+        settled = (stream for stream, agent in agents.items() if not agent.busy and _is_durable(agent))
+        quiet = {stream for stream in settled if self._touched.get(stream, 0.0) <= since}
         pinned = [stream for stream in agents if stream in quiet and self._is_pinned(agents[stream])]
         leaving = [stream for stream in agents if stream in quiet and stream not in pinned]
         return leaving, [stream for stream in agents if stream not in quiet], pinned
@@ -293,3 +301,9 @@ class Leavers:
         if workdir is None or workdir.kind == "none" or agent.workdir_path is None:
             return False
         return workdir.kind != "shared" or not self._workspace_shared
+
+
+def _is_durable(agent: LiveAgent) -> bool:
+    """Whether nobody can wait for a flush of its log."""
+    log = agent.journal.log
+    return getattr(agent.journal.durable, "durable_seq", log.next_seq) >= log.next_seq

@@ -35,6 +35,8 @@ _FLUSH_S = 60.0
 _TAIL_EVENTS = 400
 _TAIL_BYTES = 4 << 20
 _TRIES = 3
+_LEAVING_TRIES = 7
+_LEAVING_PAUSE_S = 0.05
 _IN_SWARM_S = 30.0
 _IN_SWARM_PAUSE_S = 0.05
 
@@ -377,13 +379,16 @@ class LiveSession:
 
     async def reconcile(self) -> None:
         """After a resume: the log wins for the last prompt, the last turn's reason and ``updated_at``."""
-        try:
-            await self._reconcile()
-        except KimiRayError as error:
-            if error.code != "agent.not_found":
-                raise
-            await self.agent_host(MAIN, self.agents[MAIN].host, None)  # its host let go of it just now
-            await self._reconcile()
+        for attempt in range(_LEAVING_TRIES):
+            try:
+                await self._reconcile()
+                return
+            except KimiRayError as error:
+                if attempt == _LEAVING_TRIES - 1 or error.code != "agent.not_found":
+                    raise
+            # Its host lets go of it just now, for a node that is to be empty.
+            await asyncio.sleep(_LEAVING_PAUSE_S * 2**attempt)
+            await self.agent_host(MAIN, self.agents[MAIN].host, None)
 
     async def _reconcile(self) -> None:
         main = self.agents[MAIN]

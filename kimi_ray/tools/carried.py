@@ -65,8 +65,7 @@ class CarriedTool:
                 self._tool = cast("Tool", pickle.loads(self._sealed))
             except Exception as error:
                 raise ToolError(
-                    f"the tool {self.name} cannot be imported where its agent is to live:"
-                    f" {type(error).__name__}: {error}",
+                    f"the tool {self.name} cannot be imported: {type(error).__name__}: {error}",
                     code="tool.not_importable",
                     hint="the code of a tool must be importable on every node: install its package there, or connect"
                     ' with runtime_env={"py_modules": [...]}',
@@ -118,7 +117,12 @@ def check_importable(tools: Iterable[Tool], node_id: str) -> None:
         try:
             _ = tool.parameters
         except ToolError as error:
-            raise error.with_details(node_id=node_id) from error
+            raise ToolError(
+                f"on the node {node_id}: {error.message}",
+                code=error.code,
+                hint=error.hint,
+                details={**error.details, "node_id": node_id},
+            ) from error
 
 
 def code_digest(tool: Tool) -> str:

@@ -224,6 +224,22 @@ async def test_a_host_that_dies_in_the_middle_is_no_hindrance(world):
     assert (await waiting)["done"]
 
 
+async def test_a_cluster_that_does_not_answer_is_asked_again(world, monkeypatch):
+    cluster = await world()
+    (there,) = await place(cluster, A)
+    stop, failures = cluster.stop_host, iter([True])
+
+    async def stop_host(name: str) -> None:
+        if name == there and next(failures, False):
+            raise RuntimeFault("no answer", code="infra.timeout", retryable=True)
+        await stop(name)
+
+    monkeypatch.setattr(cluster, "stop_host", stop_host)
+    report = await call(cluster, "drain_node", A, 6.0)
+    assert report["done"] and report["errors"]["cluster"]["code"] == "infra.timeout"
+    assert there not in cluster._held
+
+
 async def test_a_host_on_its_way_comes_up_and_goes(world):
     cluster = await world()
     cluster.open.clear()
@@ -252,7 +268,8 @@ def test_a_node_is_named_by_id_beginning_or_address():
 
 
 def agent(*, busy: bool = False, workdir: Workdir | None = None, path: str | None = "/w") -> Any:
-    return SimpleNamespace(busy=busy, spec=SimpleNamespace(workdir=workdir), workdir_path=path)
+    journal = SimpleNamespace(log=SimpleNamespace(next_seq=5), durable=SimpleNamespace(durable_seq=5))
+    return SimpleNamespace(busy=busy, spec=SimpleNamespace(workdir=workdir), workdir_path=path, journal=journal)
 
 
 def test_an_agent_leaves_when_nobody_had_to_do_with_it_for_a_while(monkeypatch):
@@ -271,7 +288,9 @@ def test_an_agent_leaves_when_nobody_had_to_do_with_it_for_a_while(monkeypatch):
     leavers.touch(one)
     assert leavers.split(agents) == ([two], [one], [])
     leavers.forget(one)
-    assert leavers.split({one: agent()}) == ([one], [], [])
+    assert leavers.split(agents) == ([one, two], [], [])
+    agents[one].journal.log.next_seq += 1
+    assert leavers.split(agents) == ([two], [one], []), "somebody waits until it is durable"
 
 
 def test_an_agent_whose_directory_is_only_here_is_pinned():
