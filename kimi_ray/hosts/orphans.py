@@ -4,7 +4,7 @@ A session that comes back goes once over the hosts: all its living agents are pu
 it was only thought dead, has no say any more) and stay as they are. Their swarms then begin again with what has no row:
 
 - with ``on_interrupted="continue"`` a rollout goes on in its own log. A living agent is simply waited for, a cold one
-  is brought to life, one that has ended meanwhile is asked for its end: nothing runs twice.
+  is brought to life, of one that has ended its log tells how: nothing runs twice.
 - with ``restart``, and where a log was cancelled, the rollout begins again as a new attempt. What lives of it is
   closed first. Attempts that the logs tell of are counted: no two of a rollout have one number, or one seed.
 """
@@ -19,13 +19,14 @@ from typing import Any
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.specs import Ack
-from kimi_ray.hosts.stored_agents import StoredAgent, read_agent
-from kimi_ray.hosts.swarm_words import GoingOn, SwarmSpec
 from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.hosts.stored_agents import StoredAgent, ended_outcome, read_agent
+from kimi_ray.hosts.swarm_words import GoingOn, SwarmSpec
+from kimi_ray.llm.models import cost_usd
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.store.seam import ListedLog, Stream
 
-_ASK_S = 2.0
+_ASK_S = 4.0
 _ADOPT_S = 20.0
 _READS_AT_ONCE = 16
 
@@ -114,8 +115,16 @@ async def going_on(
         if record is not None and record.state == "cancelled":
             # Its session was closed under it.
             return None
-        prompt_id = record.prompt_id if record is not None else None
-        return key, GoingOn(agent_id, so_far.made[key], prompt_id, living.get(agent_id)), stored
+        price = spec.model.settings.price
+        cost = cost_usd(stored.fold.sums.usage(), price) if price is not None else None
+        one = GoingOn(
+            agent_id,
+            so_far.made[key],
+            record.prompt_id if record is not None else None,
+            living.get(agent_id),
+            ended_outcome(stored, Stream(spec.session_id, agent_id), cost),
+        )
+        return key, one, stored
 
     unseen = [key for key in spec.keys if so_far.made.get(key, 0) > spec.attempts_before.get(key, 0)]
     found = await asyncio.gather(*(look(key) for key in unseen))

@@ -9,10 +9,12 @@ from typing import Any
 from pydantic_core import from_json
 
 from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord, fold_stored
+from kimi_ray.agent.loop import stop_of
 from kimi_ray.errors import StoreError
 from kimi_ray.events import type_key
-from kimi_ray.hosts.specs import LogEntry
+from kimi_ray.hosts.specs import LogEntry, Outcome, PromptResult
 from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.settings import Usage
 from kimi_ray.store.seam import ListedLog, Stream
 
 _PAGE_EVENTS = 4000
@@ -43,6 +45,39 @@ class StoredAgent:
     def position(self) -> dict[str, int]:
         """As ``subagent/*`` events record it."""
         return {"seq": self.seq, "epoch": self.epoch}
+
+
+def ended_outcome(stored: StoredAgent, stream: Stream, cost_usd: float | None) -> Outcome | None:
+    """How the first prompt of a log ended, as its living agent would have told it; None while it is open."""
+    fold, record = stored.fold, stored.first_prompt
+    if record is None or record.state not in FINAL_STATES:
+        return None
+    found = fold.turns.get(record.turn) if record.turn is not None else None
+    result = PromptResult(
+        prompt_id=record.prompt_id,
+        state=record.state,
+        text=found.text if found is not None else "",
+        turn=record.turn,
+        stop=stop_of(found.reason) if found is not None else record.state,
+        usage=found.usage if found is not None else Usage(),
+        steps=found.steps if found is not None else 0,
+        tool_calls=found.tool_calls if found is not None else 0,
+        error=record.error,
+    )
+    workdir: dict[str, Any] = (fold.bind or {}).get("workdir") or {}
+    return Outcome(
+        stream=stream,
+        prompt_id=record.prompt_id,
+        result=result,
+        seq=stored.seq,
+        epoch=stored.epoch,
+        totals=fold.totals(cost_usd),
+        message_seq=found.message_seq if found is not None else None,
+        served_model=fold.served_model,
+        fingerprint=fold.fingerprint,
+        workdir_path=workdir.get("prepared"),
+        node_id=(fold.last_lives[1] or {}).get("node"),
+    )
 
 
 async def read_agent(store: StoreCalls, stream: Stream) -> StoredAgent | None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.specs import AgentProgress, AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
 from kimi_ray.hosts.swarm_words import GoingOn, Rollout, SwarmSpec
@@ -39,6 +39,8 @@ class Attempt:
     ended: bool = False
     adopted: bool = False
     """Another host of its session began it."""
+    told: bool = False
+    """The log of the agent that the swarm belongs to tells its end already."""
     lost: bool = False
     """Its host was lost once, accepted or not: what its log holds is open."""
     revivals: int = 0
@@ -143,6 +145,17 @@ def ending_of(outcome: Outcome) -> Ending:
 def failed(error: KimiRayError) -> Ending:
     """An attempt that failed outside of its agent's log."""
     return Ending("failed", None, error.to_data())
+
+
+def host_lost(attempt: Attempt) -> Ending:
+    """The end of an attempt that is not brought back after its host was lost."""
+    error = AgentError(
+        f"the host of {attempt.stream} was lost",
+        code="turn.interrupted",
+        details={"host": attempt.host, "revivals": attempt.revivals},
+        retryable=True,
+    )
+    return Ending("interrupted", None, error.to_data())
 
 
 def attempt_row(spec: SwarmSpec, attempt: Attempt, ending: Ending) -> AttemptRow:

@@ -9,7 +9,7 @@ from kimi_ray.errors import AgentError
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.swarm_attempts import Attempt, Ending, labels_of, run_request
 from kimi_ray.hosts.swarm_words import SwarmSpec
-from kimi_ray.runs.schedule import Spent
+from kimi_ray.runs.schedule import LimitHit, Spent
 from kimi_ray.settings import Limits
 
 _BATCH = 128
@@ -88,3 +88,12 @@ def limits_left(own: Limits | None, total: Limits | None, spent: Spent, elapsed_
         if bound is not None and (bound > amount or (bound == amount and name == "max_tool_calls")):
             said[name] = min(bound - amount, said.get(name, bound))
     return Limits.model_validate(said)
+
+
+def run_limit(hit: LimitHit) -> AgentError:
+    """Why the attempts of a run end when a total limit is reached."""
+    return AgentError(
+        f"the run's {hit.name} of {hit.value:g} is used up ({hit.used:g})",
+        code=f"limit.{hit.name}",
+        details={"name": hit.name, "value": hit.value, "used": hit.used, "scope": "swarm"},
+    )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kimi_ray.errors import AgentError, KimiRayError, RunError, error_from_data
+from kimi_ray.errors import KimiRayError, RunError, error_from_data
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import Ack, LogEntry, Outcome, PlaceAgent
 from kimi_ray.hosts.swarm_attempts import (
@@ -23,12 +23,14 @@ from kimi_ray.hosts.swarm_attempts import (
     ending_of,
     failed,
     going_on_request,
+    host_lost,
     labels_of,
     run_request,
     spent_of,
     spent_so_far,
 )
-from kimi_ray.hosts.swarm_events import batches_of, ended_event, header_of, limits_left, spawned_event
+from kimi_ray.hosts.swarm_ends import SwarmEnds
+from kimi_ray.hosts.swarm_events import batches_of, header_of, limits_left, run_limit, spawned_event
 from kimi_ray.hosts.swarm_rows import RowBuffer
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_watch import SwarmWatch
@@ -54,7 +56,6 @@ _TICK_S = 0.1
 _BALANCE_S = 0.25
 _RESENDS = 5
 _CANCELS_AT_ONCE = 64
-_POSITIONS_IN_END = 1000
 
 
 class SwarmRun:
@@ -91,17 +92,20 @@ class SwarmRun:
         self._past = Spent()
         self._interruptions = 0
         self._keys_ended = 0
-        self._telling: set[asyncio.Task[None]] = set()
-        self._positions: dict[str, dict[str, int]] = {}
+        self._ends = SwarmEnds(spec, services)
         self._cancel_running = False
         self._limit: KimiRayError | None = None
         self._changed = asyncio.Event()
         self._rows = RowBuffer(self._changed.set)
         self._fed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.agent_calls = 0
-        """Calls to agent hosts so far."""
+        self._calls = 0
         self._main = asyncio.get_running_loop().create_task(self._run(), name=f"swarm {spec.run_id}")
+
+    @property
+    def agent_calls(self) -> int:
+        """Calls to agent hosts so far."""
+        return self._calls + self._ends.calls
 
     @property
     def done(self) -> bool:
@@ -161,7 +165,7 @@ class SwarmRun:
         """End everything at once; whoever reads gets the error. What runs on hosts is left to those who go on."""
         self._rows.finish(error)
         self._fed.set()
-        for task in [self._main, *self._tasks, *self._telling]:
+        for task in [self._main, *self._tasks, *self._ends.tasks]:
             task.cancel()
 
     async def close(self) -> None:
@@ -169,7 +173,7 @@ class SwarmRun:
         if not self.done:
             self.cancel(_CONTROL_S, "cancel")
             await asyncio.wait({self._main}, timeout=_CLOSE_S)
-        tasks = [self._main, *self._tasks, *self._telling]
+        tasks = [self._main, *self._tasks, *self._ends.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,9 +197,7 @@ class SwarmRun:
                     hint="this is a defect of kimi_ray; the logs hold what was done",
                 )
             await self._give_back()
-            if self._telling:
-                await asyncio.wait(self._telling)
-            self._record_end()
+            await self._ends.finish(self._counts())
             await self._services.flush_log()
         except KimiRayError as failure:
             error = failure
@@ -281,6 +283,11 @@ class SwarmRun:
             [AgentEntry(a.agent_id, "sub", parent, labels_of(self._spec, a.rollout.key)) for a in new]
         )
         self._services.record([spawned_event(self._spec, a) for a in new])
+        for attempt, one in zip(tuple(attempts), known, strict=True):
+            if one is not None and one.ended is not None:
+                attempts.remove(attempt)
+                attempt.told = True
+                self._finish(attempt, ending_of(one.ended), placed=False)
         await self._place_and_begin(attempts)
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
@@ -323,7 +330,7 @@ class SwarmRun:
                 attempt.host = host
 
     async def _begin(self, host: str, attempts: list[Attempt]) -> None:
-        self.agent_calls += 1
+        self._calls += 1
         try:
             acks: list[Ack] = await self._services.cluster.peer(host).call(
                 "run_many", [attempt.request for attempt in attempts], timeout_s=_RUN_S
@@ -341,6 +348,9 @@ class SwarmRun:
                 self._refused(attempt, error)
             elif not attempt.ended:
                 running.append(attempt)
+            else:
+                # It was given up while it came to life.
+                self._spawn(self._ends.close_agent(attempt))
         self._services.record(
             [
                 LogEntry("subagent/started", {"agent_id": a.agent_id})
@@ -382,7 +392,7 @@ class SwarmRun:
         return waiter
 
     def _count_call(self) -> None:
-        self.agent_calls += 1
+        self._calls += 1
 
     def _came_back(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -437,7 +447,7 @@ class SwarmRun:
         if placed and attempt.host:
             self._free[attempt.host] += 1
             if ending.outcome is not None and not attempt.request.release:
-                self._spawn(self._close_agent(attempt))
+                self._spawn(self._ends.close_agent(attempt))
             if self._spec.isolation == "dedicated":
                 # The process ends with its agent.
                 self._spawn(self._give_back())
@@ -446,35 +456,8 @@ class SwarmRun:
                     self._spawn(waiter.close())
         if ending.outcome is not None:
             self._past = self._past.plus(spent_of(ending.outcome.totals))
-        outcome = ending.outcome
-        if outcome is not None and outcome.seq >= 0:
-            self._services.record([ended_event(attempt, ending)])
-            self._note_position(attempt.agent_id, {"seq": outcome.seq, "epoch": outcome.epoch})
-        else:
-            task = asyncio.get_running_loop().create_task(self._tell_end(attempt, ending))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+        self._ends.tell(attempt, ending)
         return True
-
-    async def _tell_end(self, attempt: Attempt, ending: Ending) -> None:
-        """The event for an agent that did not say how it ended: its log is looked at once nobody writes it any more."""
-        position: Mapping[str, int] | None = None
-        try:
-            if attempt.accepted or not attempt.request.release:
-                await self._close_agent(attempt)
-            position = await self._services.position(attempt.stream)
-        except KimiRayError as error:
-            if error.code == "session.fenced":
-                self._services.fenced(error)
-                return
-            # The end is told all the same; where the log stands is not known.
-        self._services.record([ended_event(attempt, ending, position)])
-        if position is not None:
-            self._note_position(attempt.agent_id, dict(position))
-
-    def _note_position(self, agent_id: str, position: dict[str, int]) -> None:
-        if len(self._positions) <= _POSITIONS_IN_END:
-            self._positions[agent_id] = position
 
     def _end_key(self, key: RolloutKey, stop: str | None) -> None:
         self._rows.put(KeyEnd(key, stop))
@@ -483,16 +466,12 @@ class SwarmRun:
         self._tried.pop(key, None)
         self._extra.pop(key, None)
 
-    def _record_end(self) -> None:
-        counts = {name: count for name, count in self._schedule.progress().done.items() if count}
+    def _counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {name: count for name, count in self._schedule.progress().done.items() if count}
         missing = len(self._spec.keys) - sum(counts.values())
         if missing:
             counts["not_started"] = counts.get("not_started", 0) + missing
-        data: dict[str, Any] = {"run_id": self._spec.run_id, "counts": counts}
-        if self._positions and len(self._positions) <= _POSITIONS_IN_END:
-            # Above that the positions stand in the children's own events only: an event has a size.
-            data["agents"] = self._positions
-        self._services.record([LogEntry("swarm/end", data)])
+        return counts
 
     async def _unreachable(self, host: str, attempts: list[Attempt], error: KimiRayError) -> None:
         """A call to a host failed: is it gone, or was it only slow?"""
@@ -529,13 +508,7 @@ class SwarmRun:
                 self._interruptions += 1
             else:
                 attempt.resends += 1
-            lost = AgentError(
-                f"the host of {attempt.stream} was lost",
-                code="turn.interrupted",
-                details={"host": attempt.host, "revivals": attempt.revivals},
-                retryable=True,
-            )
-            ending = Ending("interrupted", None, lost.to_data())
+            ending = host_lost(attempt)
             attempt.host = ""  # its place went with the host
             if self._cancel_running:
                 self._finish(attempt, Ending("cancelled"))
@@ -574,11 +547,7 @@ class SwarmRun:
         """A total limit is reached: the running attempts end with it."""
         if hit is None or self._limit is not None:
             return
-        self._limit = AgentError(
-            f"the run's {hit.name} of {hit.value:g} is used up ({hit.used:g})",
-            code=f"limit.{hit.name}",
-            details={"name": hit.name, "value": hit.value, "used": hit.used, "scope": "swarm"},
-        )
+        self._limit = run_limit(hit)
         self._fed.set()
         self._spawn(self._send_cancels(list(self._attempts.values())))
 
@@ -614,21 +583,6 @@ class SwarmRun:
                         raise
 
         await asyncio.gather(*(send(a) for a in attempts if a.accepted and not a.cancelling and not a.ended))
-
-    async def _close_agent(self, attempt: Attempt) -> None:
-        """An agent that does not let go by itself."""
-        self.agent_calls += 1
-        try:
-            acks: list[Ack] = await self._services.cluster.peer(attempt.host).call(
-                "close_agents", [attempt.stream], True, self._spec.claim, timeout_s=_CLOSE_S, group="store"
-            )
-        except KimiRayError as error:
-            if not is_lost(error.code):
-                raise
-            return
-        refused = acks[0].error
-        if refused is not None and refused["code"] == "session.fenced":
-            self._services.fenced(error_from_data(refused))
 
     async def _give_back(self) -> None:
         free, self._free = self._free, Counter()

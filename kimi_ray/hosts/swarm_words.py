@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kimi_ray.hosts.specs import Outcome
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.plan import OnInterrupted, Rollout
@@ -67,12 +68,16 @@ class SwarmSpec:
 
 @dataclass(frozen=True, slots=True)
 class GoingOn:
-    """An attempt that another host of the session began. ``host``: where its agent lives, if it does."""
+    """An attempt that another host of the session began.
+
+    ``host``: where its agent lives, if it does. ``ended``: how it ended, if it has; its parent's log says so already.
+    """
 
     agent_id: str
     number: int
     prompt_id: str | None
     host: str | None = None
+    ended: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)

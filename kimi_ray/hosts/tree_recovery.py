@@ -125,15 +125,19 @@ class TreeRecovery:
         places = self.living | {agent_id: agent.host for agent_id, agent in live.agents.items()}
         going = await going_on(live.services.store, spec, so_far, places)
         kept = {one.agent_id for one, _ in going.values()}
-        orphans = {name: host for name, host in self.living.items() if name in so_far.agents and name not in kept}
+        ended = {one.agent_id for one, _ in going.values() if one.ended is not None}
+        # One that has ended has nothing to do any more, unless it was spoken to.
+        spared = (kept - ended) | (ended & self._agents)
+        orphans = {name: host for name, host in self.living.items() if name in so_far.agents and name not in spared}
         within_s = live.services.config.close_timeout_s + 5.0
         await stop_agents(live.services.cluster, live.id, orphans, live.spec.nonce, within_s)
-        for agent_id in so_far.agents:
+        for agent_id in so_far.agents - self._agents:
             self.living.pop(agent_id, None)
-        if orphans:
-            await self._settle(logs, kept)
+        if so_far.agents:
+            await self._settle(logs, kept - ended)
         for one, stored in going.values():
-            live.agents.pop(one.agent_id, None)
+            if one.ended is None:
+                live.agents.pop(one.agent_id, None)
             live.tree.exclude(stored.fold, live.price)
         return continued(spec, so_far, {key: one for key, (one, _) in going.items()})
 

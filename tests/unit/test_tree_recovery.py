@@ -146,7 +146,7 @@ async def test_a_swarm_goes_on_in_its_logs(tmp_path: Path, kinds: tuple[str, ...
         check_positions(logs)
         assert types(logs["main"]).count("swarm/end") == 1
         if kinds == ("sessions",):
-            assert all(types(events).count("runtime/activated") == 1 for events in logs.values())
+            assert {name: types(events).count("runtime/activated") for name, events in logs.items()} == dict.fromkeys(logs, 1)
             assert sum(stage.seen.values()) == 6
         spawned = [e.data["agent_id"] for e in logs["main"] if e.type == "subagent/spawned"]
         assert sorted(spawned) == sorted(set(spawned)) and len(spawned) == 6
