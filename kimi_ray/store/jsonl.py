@@ -32,7 +32,7 @@ from kimi_ray.store.owners import Owners
 from kimi_ray.store.publications import Publications, Publishing
 from kimi_ray.store.recovery import check_not_removed, touch, touch_or_reserved
 from kimi_ray.store.refusals import already_exists, turn_open
-from kimi_ray.store.removal import finish_removals, remove_session
+from kimi_ray.store.removal import Finished, finish_removals, remove_session
 from kimi_ray.store.reservations import Reservations
 from kimi_ray.store.reserve import reserve_of
 from kimi_ray.store.seam import (
@@ -124,17 +124,23 @@ class JsonlStore(Publishing):
         """
         files = fs if fs is not None else RealFs()
 
-        def prepare() -> tuple[str, StoreIdentity]:
+        def prepare() -> tuple[str, StoreIdentity, Finished]:
             path = os.path.abspath(home)
             with io_errors(path):
                 identity = open_identity(files, path, options)
-                finish_removals(Layout(files, path), Directories(files, path, durable=options.durability == "disk"))
-                Reservations(files, path, _boot_of(options)).sweep()
+                reservations = Reservations(files, path, _boot_of(options))
+                directories = Directories(files, path, durable=options.durability == "disk")
+                finished = finish_removals(Layout(files, path), directories, reservations)
+                reservations.sweep()
                 sweep_abandoned(files, path)
-            return path, identity
+            return path, identity, finished
 
-        path, identity = await asyncio.to_thread(prepare)
+        path, identity, finished = await asyncio.to_thread(prepare)
         store = cls(files, path, identity, options, strategy)
+        if finished.owned:
+            await store._run(store._owners.forget, finished.owned)
+        if finished.workspaces:
+            await store._run(store._prune, finished.workspaces)
         await store._publications.recover()
         return store
 

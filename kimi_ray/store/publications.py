@@ -56,6 +56,9 @@ class Maker(Protocol):
         ...
 
 
+_LOCK_TIMEOUT_S = 30.0
+_POLL_S = 0.005
+
 Run = Callable[..., Awaitable[Any]]
 """Runs blocking work in a thread of the store."""
 
@@ -267,15 +270,16 @@ class Publications:
     # -- ending what a dead process began ----------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Roll back what dead processes left.
+        """Roll back what dead processes left; what cannot be deleted now stays hidden until the next time.
 
         Raises:
-            StoreError: What a file call gives.
+            StoreError: What a file call gives that makes a publication durable.
         """
         if await self._run(self._unpublished.tidy):
             await self._run(self._clear)
         for marker in (*await self._run(self._unpublished.groups), *await self._run(self._unpublished.all_new)):
-            await self._if_dead(marker)
+            with contextlib.suppress(StoreError):
+                await self._if_dead(marker)
 
     def _clear(self) -> None:
         with self._owners.deciding(), io_errors(self._home):
@@ -308,15 +312,39 @@ class Publications:
 
     @contextlib.asynccontextmanager
     async def _locked(self, marker: Marker | None, *, alone: bool) -> AsyncGenerator[bool]:
-        if marker is None:
-            yield False
-            return
-        lock = self._unpublished.locked(marker, alone=alone)
-        there = await self._run(lock.__enter__)
+        held: list[int] = []
         try:
-            yield there
+            if marker is not None:
+                await self._lock(marker, held, alone=alone)
+            yield bool(held)
         finally:
-            await asyncio.shield(self._run(lock.__exit__, None, None, None))
+            for lock in held:
+                self._unpublished.unlock(lock)
+
+    async def _lock(self, marker: Marker, held: list[int], *, alone: bool) -> None:
+        """Put the lock into ``held``, where it is found also when this is cancelled."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LOCK_TIMEOUT_S
+        while not await self._run(self._try_lock, marker, held, alone):
+            if loop.time() >= deadline:
+                raise StoreError(
+                    f"{marker.path} is being worked on for too long",
+                    code="store.busy",
+                    hint="try again when the copies that are under way have ended",
+                    details={"path": marker.path},
+                    retryable=True,
+                )
+            await asyncio.sleep(_POLL_S)
+
+    def _try_lock(self, marker: Marker, held: list[int], alone: bool) -> bool:
+        """Take the lock into ``held`` if the marker is there; False while others hold it."""
+        try:
+            lock = self._unpublished.lock(marker, alone=alone)
+        except BlockingIOError:
+            return False
+        if lock is not None:
+            held.append(lock)
+        return True
 
 
 class Publishing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_errors, names_in, write_file
@@ -43,26 +44,40 @@ def remove_session(
     layout.forget(session_id, removed=True)
 
 
-def finish_removals(layout: Layout, directories: Directories) -> None:
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What ``finish_removals`` came upon: directories of workspaces that may be empty now, and removed sessions that
+    still have an owner file."""
+
+    workspaces: set[str]
+    owned: list[str]
+
+
+def finish_removals(layout: Layout, directories: Directories, reservations: Reservations) -> Finished:
     """Delete what a process left of removed sessions when it died in the middle.
 
     The tombstones are made durable first: what was found may only be page cache, and a session that comes back after a
     power cut without some of its files would be worse than one that comes back whole.
     """
     gone = names_in(layout.fs, layout.tombstones)
+    if not gone:
+        return Finished(set(), [])
     left = [
         path
-        for workspace in layout.workspaces() if gone
+        for workspace in layout.workspaces()
         for session_id in gone
         if exists(layout.fs, path := f"{layout.sessions}/{workspace}/{session_id}")
     ]
-    if not left:
-        return
-    with io_errors(layout.tombstones):
-        directories.sync(layout.tombstones)
+    if left:
+        with io_errors(layout.tombstones):
+            directories.sync(layout.tombstones)
     for path in left:
         with io_errors(path):
             remove_tree(layout.fs, path)
+    names = set(gone)
+    reservations.drop_sessions(names)
+    owned = [name for name in names_in(layout.fs, layout.owners) if name in names]
+    return Finished({path.rsplit("/", 1)[0] for path in left}, owned)
 
 
 def remove_tree(fs: Fs, path: str) -> None:

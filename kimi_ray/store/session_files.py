@@ -11,7 +11,7 @@ from typing import Any
 from kimi_ray.errors import StoreError
 from kimi_ray.store.documents import Documents
 from kimi_ray.store.forking import copy_log
-from kimi_ray.store.fs import exists, io_errors
+from kimi_ray.store.fs import exists, io_errors, names_in
 from kimi_ray.store.layout import DOCUMENT_NAME, Layout
 from kimi_ray.store.log_files import LogSource
 from kimi_ray.store.recovery import check_not_removed
@@ -58,9 +58,17 @@ class SessionFiles:
         check_not_removed(self._layout, session_id)
         found = self._layout.session_dir(session_id)
         with io_errors(self._layout.sessions):
-            if found is not None and exists(self._layout.fs, found):
+            if found is not None and self._holds_something(found):
                 raise session_exists(session_id)
         self._layout.place(session_id, workspace_id)
+
+    def _holds_something(self, directory: str) -> bool:
+        """Whether there is a document or a log; a directory alone is what a process left that died too early."""
+        fs, name = self._layout.fs, self._tools.framing.log_name
+        agents = f"{directory}/agents"
+        return exists(fs, f"{directory}/{DOCUMENT_NAME}") or any(
+            exists(fs, f"{agents}/{agent}/{name}") for agent in names_in(fs, agents)
+        )
 
     def forget(self, session_id: str) -> None:
         """See ``Maker.forget``."""

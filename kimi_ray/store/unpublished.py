@@ -14,13 +14,12 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
-from kimi_ray.errors import StoreError
 from kimi_ray.ids import is_path_safe_id, new_ulid
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import exists, names_in, read_file, replace_file, write_file
@@ -28,8 +27,6 @@ from kimi_ray.store.layout import Layout, check_id
 from kimi_ray.store.leftovers import TEMPORARY
 
 _PUBLISHED = ".published"
-_LOCK_TIMEOUT_S = 30.0
-_POLL_S = 0.005
 _RECORDS_LAST_S = 3600.0
 
 
@@ -283,47 +280,34 @@ class Unpublished:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(f"{self._groups}/{name}")
 
-    @contextlib.contextmanager
-    def locked(self, marker: Marker, *, alone: bool) -> Generator[bool]:
-        """Keep others from ending what a marker stands for; ``alone`` also from adding to it.
+    def lock(self, marker: Marker, *, alone: bool) -> int | None:
+        """Keep others from ending what a marker stands for, ``alone`` also from adding to it; without waiting.
 
-        Yields:
-            Whether the marker is still there.
+        Returns:
+            The descriptor to give to ``unlock``, or None when the marker is not there any more.
 
         Raises:
-            StoreError: ``store.busy`` after a while.
+            OSError: ``BlockingIOError`` while others hold it.
         """
         try:
             fd = self._fs.open(marker.path, os.O_RDWR if alone else os.O_RDONLY)
         except FileNotFoundError:
-            yield False
-            return
+            return None
         try:
-            self._lock(fd, marker.path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-            try:
-                same = self._fs.stat(marker.path).st_ino == self._fs.fstat(fd).st_ino
-            except FileNotFoundError:
-                same = False
-            yield same
-        finally:
+            self._fs.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            if self._fs.stat(marker.path).st_ino == self._fs.fstat(fd).st_ino:
+                return fd
+        except FileNotFoundError:
+            pass
+        except OSError:
             self._fs.close(fd)
+            raise
+        self._fs.close(fd)
+        return None
 
-    def _lock(self, fd: int, path: str, kind: int) -> None:
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while True:
-            try:
-                self._fs.flock(fd, kind | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StoreError(
-                        f"{path} is being worked on for too long",
-                        code="store.busy",
-                        hint="try again when the copies that are under way have ended",
-                        details={"path": path},
-                        retryable=True,
-                    ) from None
-                time.sleep(_POLL_S)
+    def unlock(self, fd: int) -> None:
+        """Give a lock back."""
+        self._fs.close(fd)
 
 
 def unpublished_in(layout: Layout, has_document: Callable[[str], bool]) -> Unpublished:

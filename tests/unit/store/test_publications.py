@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -250,3 +251,81 @@ async def test_a_zombie_of_a_session_that_came_to_nothing_writes_nothing(
     assert await store.list_logs(session_id="s1") == []
     assert not [name for name in names_below(tmp_path) if "s1" in name]
     await store.close()
+
+
+@EVERY
+async def test_many_discards_wait_for_copies_under_way_without_holding_them_up(
+    tmp_path: Path, backend: str, compression: str
+) -> None:
+    store = await opened(tmp_path, backend, compression)
+    await with_source(store)
+    groups = [f"g{number}" for number in range(30)]
+    for group in groups:
+        await store.begin_publication(group, {f"{group}-{part}": W for part in range(3)})
+
+    async def copy(name: str) -> None:
+        with contextlib.suppress(KimiRayError):
+            await store.copy_session(name.partition("-")[0], fork_of(name))
+
+    async with asyncio.timeout(25):
+        await asyncio.gather(
+            *(copy(f"{group}-{part}") for group in groups for part in range(3)),
+            *(store.discard_publication(group) for group in groups),
+        )
+    assert [document.session_id for document in await store.list_documents()] == ["s1"]
+    assert not [name for name in names_below(tmp_path) if "/g" in name]
+    await store.close()
+
+
+@EVERY
+async def test_a_copy_that_is_given_up_lets_go_of_its_publication(
+    tmp_path: Path, backend: str, compression: str
+) -> None:
+    store = await opened(tmp_path, backend, compression)
+    await with_source(store)
+    await store.begin_publication("g", {"f0": W})
+    for _ in range(20):
+        task = asyncio.create_task(store.copy_session("g", fork_of("f0")))
+        for _ in range(len(asyncio.all_tasks()) % 5 + 1):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    async with asyncio.timeout(10):
+        await store.copy_session("g", fork_of("f0"))
+        await store.publish("g")
+    assert (await store.verify(Stream("f0", "main"))).ok
+    await store.close()
+
+
+async def test_the_next_process_finishes_a_removal_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    fs = KillableFs(syncs=False)
+    store = await opened(tmp_path, "jsonl", "none", fs)
+    await with_source(store)
+    await store.open_writer(header(Stream("s1", "agent-1")), "w2")
+    fs.rules.append(Rule("rmdir", errno.EIO, count=0))
+    with pytest.raises(KimiRayError):
+        await store.remove("s1")
+    fs.kill()
+    assert (tmp_path / "sessions" / W / "s1").exists() and (tmp_path / "owners/s1").exists()
+    again = await opened(tmp_path, "jsonl", "none")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if "s1" in path.name or W in path.name} == {
+        "tombstones/s1"
+    }
+    await again.close()
+
+
+async def test_a_leftover_that_cannot_be_deleted_stays_hidden_and_hides_no_other(tmp_path: Path) -> None:
+    store = await opened(tmp_path, "jsonl", "none", files := KillableFs(syncs=False))
+    await with_source(store)
+    await store.begin_publication("g", {"f0": W})
+    await store.copy_session("g", fork_of("f0"))
+    files.kill()
+    fs = FaultyFs(rules=[Rule("rmdir", errno.EIO, count=0)])
+    again = await opened(tmp_path, "jsonl", "none", fs)
+    assert [document.session_id for document in await again.list_documents()] == ["s1"]
+    with pytest.raises(KimiRayError) as caught:
+        await again.open_session("f0", "n", workspace_id=W, create=True)
+    assert caught.value.code == "store.io_failed"
+    fs.rules.clear()
+    await again.open_session("f0", "n", workspace_id=W, create=True)
+    await again.close()
