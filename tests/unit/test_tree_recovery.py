@@ -146,10 +146,44 @@ async def test_a_swarm_goes_on_in_its_logs(tmp_path: Path, kinds: tuple[str, ...
         check_positions(logs)
         assert types(logs["main"]).count("swarm/end") == 1
         if kinds == ("sessions",):
-            assert {name: types(events).count("runtime/activated") for name, events in logs.items()} == dict.fromkeys(logs, 1)
+            lives = {name: types(events).count("runtime/activated") for name, events in logs.items()}
+            assert lives == dict.fromkeys(logs, 1)
             assert sum(stage.seen.values()) == 6
         spawned = [e.data["agent_id"] for e in logs["main"] if e.type == "subagent/spawned"]
         assert sorted(spawned) == sorted(set(spawned)) and len(spawned) == 6
+
+
+async def test_rollouts_that_ended_unseen_are_told_from_their_logs(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", [f"i{n}" for n in range(5)], profile="bare")
+        await stage.until_running(5)
+        assert handle._main is not None
+        handle._main.cancel()  # its driver is gone
+        await kill(runtime, "sessions")
+        stage.gate.set()
+
+        async def all_ended() -> bool:
+            logs = await logs_of(tmp_path, session.id)
+            return len(logs) == 6 and all(types(logs[f"agent-{n}"])[-1] == "prompt/completed" for n in range(1, 6))
+
+        await until(all_ended)
+        before = await logs_of(tmp_path, session.id)
+        again = await runtime.workspace(tmp_path / "work").resume(session.id)
+        report = await again.swarm("{{item}}", [f"i{n}" for n in range(5)], profile="bare", run_id=handle.run_id)
+        assert [(row.status, row.text, row.attempt) for row in report.rows] == [
+            ("completed", f"did i{n}", 1) for n in range(5)
+        ]
+        assert all(row.usage.output > 0 and row.timing.wall_ms > 0 and row.node_id for row in report.rows)
+        await again.close()
+        logs = await logs_of(tmp_path, session.id)
+        check_positions(logs)
+        for name, events in before.items():
+            if name != "main":
+                assert types(logs[name]) == types(events)
+        assert types(logs["main"]).count("subagent/completed") == 5
+        assert sum(stage.seen.values()) == 5
 
 
 async def test_a_swarm_that_restarts_begins_again_with_new_attempts(tmp_path: Path) -> None:
