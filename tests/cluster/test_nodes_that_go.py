@@ -39,8 +39,8 @@ HEALTH = {
 }
 """Ray's own defaults, said aloud: by these it takes half a minute to believe that a silent node is gone."""
 DRIVER = """
-import asyncio, json, sys
-from kimi_ray import Profile, Runtime, Workdir
+import asyncio, json, os, sys
+from kimi_ray import KimiRayError, Profile, Runtime, Workdir
 from tests.actors.fault_models import ONE_TOOL, look
 
 address, home, source, rollouts = sys.argv[1:]
@@ -54,20 +54,28 @@ async def main():
         for mode in ("drain", "lose"):
             await run(runtime, mode)
 
+async def steadily(runtime, method):
+    while True:
+        try:
+            return await runtime.connection.registry.call(method, timeout_s=10)
+        except KimiRayError as error:
+            if not error.code.startswith("infra."):
+                raise
+        await asyncio.sleep(0.2)
+
 async def run(runtime, mode):
     session = await runtime.workspace(home).create_session(model=ONE_TOOL, profile="bare")
     options = dict(profile=PROFILE, model=ONE_TOOL, tools=[look], max_concurrency=30)
     nowhere = Workdir.none()
-    heads, own = set(), runtime.connection.cluster.node_id
     while True:
         await session.swarm("{{item}}", [f"warm {n}" for n in range(30)], workdir=nowhere, **options)
         status = await runtime.connection.registry.call("status", timeout_s=10)
-        heads |= {node["node_id"] for node in status["nodes"] if node["is_head"]}
+        workers = {node["node_id"] for node in status["nodes"] if node["alive"] and not node["is_head"]}
         there = {host["node_id"]: host for host in status["hosts"] if host["kind"] == "agents"}
-        chosen = [host for node_id, host in there.items() if node_id not in {own, *heads}]
-        if chosen and len(there) == 2:
+        if workers <= set(there):
             break
-        print([(h["kind"], h["node_id"][:6], h["load"]) for h in status["hosts"]], own[:6], file=sys.stderr, flush=True)
+        print([(host["kind"], host["node_id"][:6], host["load"]) for host in status["hosts"]], file=sys.stderr)
+    chosen = [there[node_id] for node_id in workers - {runtime.connection.cluster.node_id}]
     tell(node_id=chosen[0]["node_id"], pid=chosen[0]["pid"])
     await asyncio.to_thread(sys.stdin.readline)
     items = [f"thing {n}" for n in range(int(rollouts))]
@@ -83,10 +91,14 @@ async def run(runtime, mode):
     after = await session.swarm("{{item}}", ["after"], workdir=nowhere, **options)
     told = {"drained": await drained} if drained is not None else {}
     prompt = await (await session.main.submit("hello")).result(30)
-    status = await runtime.connection.registry.call("status", timeout_s=10)
+    if drained is not None:
+        # Whoever comes after the registry knows which nodes are drained.
+        os.kill((await runtime.connection.registry.call("ping", timeout_s=10))["pid"], 9)
+    status = await steadily(runtime, "status")
     tell(
         session_id=session.id, totals=report.totals, wall_s=report.wall_s, after=after.totals, said=prompt.text,
-        rows=[row.model_dump(mode="json") for row in report.rows], hosts=status["hosts"], **told,
+        rows=[row.model_dump(mode="json") for row in report.rows], hosts=status["hosts"],
+        nodes=status["nodes"], **told,
     )
     await asyncio.to_thread(sys.stdin.readline)
     if drained is not None:
@@ -192,6 +204,8 @@ async def check_drained(nodes: Nodes, home: Path, node_id: str, number: int, tol
         assert (row["error"], row["interruptions"], len(row["attempts"])) == (None, 0, 1), row
     assert told["after"]["completed"] == 1 and told["said"] == "did hello"
     assert node_id not in {host["node_id"] for host in told["hosts"]}
+    kept = {node["node_id"]: node["draining"] for node in told["nodes"]}
+    assert kept[node_id] is not None, "a registry that comes back knows of it"
     assert not _workers(nodes.cluster, number), "no host is left on the node"
     on_it = sum(row["node_id"] == node_id for row in told["rows"])
     assert 0 < on_it < ROLLOUTS * 0.7, "some ended there before the drain, and the rest elsewhere"
