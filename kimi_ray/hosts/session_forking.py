@@ -1,8 +1,8 @@
 """Making forks: sessions copied from another one's stored logs, that appear together or not at all.
 
 The source is read, never opened. One that is live is flushed; without a point it must stand still besides, from the
-taking of the cut until the forks are there. One that is cold is claimed for so long, which nobody can who has not to
-wait for its owner to be gone. The forks stay cold: whoever wants one resumes it.
+taking of the cut until the forks are there. One that is cold is claimed for as long, so that nobody brings it to life.
+The forks stay cold: whoever wants one resumes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
 from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
-from kimi_ray.hosts.ports import Cluster, is_lost
+from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.quiescence import LEASE_S, active_turn, quiescence_lost
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
@@ -104,6 +104,9 @@ class SessionForking:
         async with self._standing(source.session_id, live, whole=whole) as standing:
             point = parse_fork_point(spec.at, spec.turn_index)
             plan = await self._plan(source, point, standing, live)
+            if whole and plan.main.interrupted and not standing.claimed:
+                # Its host was lost, and a turn began elsewhere before anybody could hold it.
+                raise active_turn([source])
             return await self._make(spec, plan, document, standing)
 
     async def _published(self, spec: ForkSpec) -> list[ForkedSession] | None:
@@ -146,8 +149,8 @@ class SessionForking:
                     standing.claimed = True
                 await stack.enter_async_context(self._held(standing))
             if live is not None:
-                await live.flush()
-            await self._each_host(standing, "flush", with_streams=True, group="store")
+                await _told(live)
+            await self._flush(standing)
             yield standing
 
     @asynccontextmanager
@@ -166,7 +169,7 @@ class SessionForking:
         holder = standing.holder = new_ulid()
         renewing: asyncio.Task[None] | None = None
         try:
-            await self._each_host(standing, "quiesce", holder, LEASE_S, with_streams=True)
+            await self._quiesce(standing, holder)
             renewing = asyncio.create_task(self._renew(standing), name=f"renew {holder}")
             yield
         finally:
@@ -212,19 +215,34 @@ class SessionForking:
             except KimiRayError:
                 continue  # its lease runs out
 
-    async def _each_host(
-        self, standing: _Standing, method: str, *args: Any, with_streams: bool, group: Any = "control"
-    ) -> None:
-        """Call every host that holds an agent of the source; one that is lost holds none any more."""
+    async def _quiesce(self, standing: _Standing, holder: str) -> None:
+        """Hold the agents; a host that is lost holds none any more."""
         for host, streams in list(standing.by_host.items()):
-            given = (streams, *args) if with_streams else args
             try:
-                await self._services.cluster.peer(host).call(method, *given, timeout_s=_CALL_S, group=group)
+                await self._services.cluster.peer(host).call(
+                    "quiesce", streams, holder, LEASE_S, timeout_s=LEASE_S, group="control"
+                )
             except KimiRayError as error:
-                if is_lost(error.code) and await self._services.registry.report_lost(host):
-                    del standing.by_host[host]
-                elif error.code != "agent.not_found":  # it ended in between
+                if not is_lost(error.code) or not await self._services.registry.report_lost(host):
                     raise
+                del standing.by_host[host]
+
+    async def _flush(self, standing: _Standing) -> None:
+        """All that living agents have appended is durable. One that has ended in between is so by its own doing."""
+        for host, streams in list(standing.by_host.items()):
+            peer = self._services.cluster.peer(host)
+
+            async def flush(some: list[Stream], peer: Peer = peer) -> bool:
+                try:
+                    await peer.call("flush", some, timeout_s=_CALL_S, group="store")
+                except KimiRayError as error:
+                    if error.code != "agent.not_found" and not is_lost(error.code):
+                        raise
+                    return False
+                return True
+
+            if not await flush(streams):
+                await asyncio.gather(*(flush([stream]) for stream in streams))
 
     async def _plan(
         self, source: Stream, point: ForkPoint | None, standing: _Standing, live: LiveSession | None
@@ -275,25 +293,21 @@ class SessionForking:
         try:
             await self._begin(spec, workspace, begun)
             places = await workdirs.make(spec, plan)
-            copies = [
-                SessionCopy(
-                    session_id,
-                    workspace,
-                    documents[index],
-                    plan.for_target(
-                        session_id,
-                        group=spec.group,
-                        index=index,
-                        sampling=spec.sampling,
-                        seed=None if spec.seeds is None else spec.seeds[index],
-                        workdirs=None if places is None else {MAIN: places[index]},
-                    ),
+
+            def copy(index: int) -> SessionCopy:
+                logs = plan.for_target(
+                    spec.targets[index],
+                    group=spec.group,
+                    index=index,
+                    sampling=spec.sampling,
+                    seed=None if spec.seeds is None else spec.seeds[index],
+                    workdirs=None if places is None else {MAIN: places[index]},
                 )
-                for index, session_id in enumerate(spec.targets)
-            ]
+                return SessionCopy(spec.targets[index], workspace, documents[index], logs)
+
             while True:
                 try:
-                    await self._copy(begun[-1], copies)
+                    await self._copy(begun[-1], len(documents), copy)
                     await self._check(standing)
                     await store.publish(first, begun[-1])
                     break
@@ -324,16 +338,17 @@ class SessionForking:
         except StoreError as error:
             raise _exists(error, spec) from error
 
-    async def _copy(self, publication: str, copies: list[SessionCopy]) -> None:
+    async def _copy(self, publication: str, count: int, copy: Callable[[int], SessionCopy]) -> None:
+        """Copy them, a few at a time; a tree of many agents is planned anew for each, not held for all."""
         gate = asyncio.Semaphore(_COPIES_AT_ONCE)
 
-        async def copy(one: SessionCopy) -> None:
+        async def one(index: int) -> None:
             async with gate:
-                await self._services.store.copy_session(publication, one)
+                await self._services.store.copy_session(publication, copy(index))
 
         async with asyncio.TaskGroup() as group:
-            for one in copies:
-                group.create_task(copy(one))
+            for index in range(count):
+                group.create_task(one(index))
 
     async def _take_back(self, spec: ForkSpec, begun: list[str], workdirs: _Workdirs) -> list[ForkedSession] | None:
         """Undo what can be reached; gives the forks if they were published after all.
@@ -422,6 +437,15 @@ class _Workdirs:
             hint="fork with workdir='shared' of another directory, or Workdir.copy(path)",
             details={"path": bound.get("prepared"), "node_id": node},
         )
+
+
+async def _told(live: LiveSession) -> None:
+    """What the session knows is in its agents' logs; an agent that is lost or has ended meanwhile says no more."""
+    try:
+        await live.flush()
+    except KimiRayError as error:
+        if error.code != "agent.not_found" and not is_lost(error.code):
+            raise
 
 
 async def _living(cluster: Cluster, session_id: str) -> dict[str, list[Stream]]:

@@ -151,6 +151,51 @@ async def test_a_fork_asked_twice_is_one(tmp_path: Path) -> None:
         assert sorted(found) == sorted(["source", *(fork.id for fork in forks)])
 
 
+async def test_a_source_whose_agents_were_just_lost(tmp_path: Path) -> None:
+    """What was durable is forked; the turn that was open is open in the source, and closed in the fork."""
+    async with running(tmp_path, durability="os") as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await workspace.create_session("source", model=model, profile="bare")
+        await (await source.main.submit("one")).result(10)
+        stage.gate.clear()
+        prompt = await source.main.submit("two", on_interrupt="continue")
+        await stage.until_running(1)
+        await source.flush()
+        await kill(runtime, "agents")
+        fork = await workspace.fork("source", at="0")
+        assert len(await fork.main.messages()) == 2
+        stage.gate.set()
+        assert (await prompt.result(20)).text == "did two"
+        await fork.close()
+        await source.close()
+        whole = await workspace.fork("source")
+        assert [m["content"][0]["text"] for m in await whole.main.messages()][-1] == "did two"
+
+
+async def test_a_crashed_source_is_forked_as_far_as_it_came(tmp_path: Path) -> None:
+    async with running(tmp_path, durability="os") as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await workspace.create_session("source", model=model, profile="bare")
+        await (await source.main.submit("one")).result(10)
+        stage.gate.clear()
+        await source.main.submit("two")
+        await stage.until_running(1)
+        await source.flush()
+        for kind in ("sessions", "agents"):
+            await kill(runtime, kind)
+        stage.gate.set()
+        for fork in (
+            (await runtime.forks.publish("source"))[0],
+            (await runtime.forks.publish("source", at="1"))[0],
+        ):
+            back = await workspace.resume(fork.id, model=model)
+            messages = await back.main.messages()
+            assert [m["content"][0]["text"] for m in messages] == ["one", "did one", "two"]
+            assert (await (await back.main.continue_turn()).result(10)).text == "did two"
+        view = await open_store(tmp_path / "home").inspect(Stream("source", "main"))
+        assert [closer["type"] for closer in view.closers] == ["step/end", "turn/end"], "the source is as it was"
+
+
 async def test_forks_that_cannot_come_to_life_are_taken_back(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, _, model):
         workspace = runtime.workspace(tmp_path / "work")
