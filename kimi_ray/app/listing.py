@@ -148,7 +148,9 @@ class SessionList:
                 return status
 
 
-def _query(workspace_id: str | None = None, workspace_ids: Sequence[str] | None = None, **filters: Any) -> tuple[SessionQuery, bool]:
+def _query(
+    workspace_id: str | None = None, workspace_ids: Sequence[str] | None = None, **filters: Any
+) -> tuple[SessionQuery, bool]:
     wanted = None if workspace_ids is None else tuple(workspace_ids)
     if workspace_id is not None:
         wanted = (workspace_id,) if wanted is None else tuple(one for one in wanted if one == workspace_id)
