@@ -17,12 +17,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.store import documents, jsonl, log_files, owners, recovery, removal, stream_log
+from kimi_ray.store import documents, jsonl, log_files, owners, recovery, removal, stream_log, unpublished
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import io_errors
+from kimi_ray.store.publications import Publications
 from kimi_ray.store.seam import Batch
 from kimi_ray.store.stream_log import StreamLog
+from kimi_ray.store.unpublished import Unpublished
 from tests.conformance.crash_matrix import OPERATIONS, Matrix
+from tests.conformance.publication_crashes import MAKINGS, Makings
 from tests.conformance.simulated_home import SimulatedHome
 from tests.conformance.simulated_loop import SimulatedLoop, simulated_loop
 from tests.conformance.store_machine import MachineHome, StoreMachine
@@ -48,6 +51,20 @@ def crashes(*names: str) -> Slice:
         for seed in SEEDS:
             for matrix in matrices:
                 matrix.run([seed], dice, clean_recoveries=False)
+                yield
+
+    return run
+
+
+def makings(name: str) -> Slice:
+    """A way to make sessions, cut everywhere: the process dies, or the power fails too."""
+
+    def run(loop: SimulatedLoop, compression: str) -> Iterator[None]:
+        (making,) = [making for making in MAKINGS if making.name == name]
+        cuts = Makings(loop, making, compression)
+        for seed in (None, *SEEDS):
+            for left in range(cuts.calls() + 1):
+                cuts.try_cut(left, None if seed is None else seed * 1009 + left)
                 yield
 
     return run
@@ -225,11 +242,11 @@ def new_directories_are_not_synced(patch: Patch) -> None:
 def delete_before_the_tombstone(patch: Patch) -> None:
     remove = removal.remove_session
 
-    def late(layout: Any, directories: Any, reservations: Any, session_id: str) -> None:
+    def late(layout: Any, directories: Any, reservations: Any, session_id: str, prune: Any) -> None:
         directory = layout.session_dir(session_id)
         if directory is not None:
             removal.remove_tree(layout.fs, directory)
-        remove(layout, directories, reservations, session_id)
+        remove(layout, directories, reservations, session_id, prune)
 
     patch.setattr(jsonl, "remove_session", late)
 
@@ -237,6 +254,46 @@ def delete_before_the_tombstone(patch: Patch) -> None:
 def logs_are_linked_before_they_are_synced(patch: Patch) -> None:
     write = log_files.write_file
     patch.setattr(log_files, "write_file", lambda fs, path, data, *, sync: write(fs, path, data, sync=False))
+
+
+def nothing_is_rolled_back(patch: Patch) -> None:
+    async def recover(_: Any) -> None:
+        return
+
+    patch.setattr(Publications, "recover", recover)
+
+
+def markers_go_before_what_they_name(patch: Patch) -> None:
+    async def delete(self: Any, marker: Any) -> None:
+        await self._run(self._unpublished.drop, marker)
+        await self._maker.unmake(marker.sessions)
+        await self._run(self._owners.forget, marker.sessions)
+
+    patch.setattr(Publications, "_delete", delete)
+
+
+def claims_before_their_markers(patch: Patch) -> None:
+    take = owners.Owners._take
+
+    def late(self: Any, wanted: Any, refused: Any, groups: Any) -> Any:
+        take(self, [want for want, no in zip(wanted, refused, strict=True) if no is None])
+        return mark(self, wanted, refused, groups)
+
+    mark = owners.Owners._mark_new
+    patch.setattr(owners.Owners, "_mark_new", late)
+
+
+def unpublished_sessions_are_listed(patch: Patch) -> None:
+    patch.setattr(Unpublished, "hidden_since", lambda *_: frozenset())
+
+
+def unpublished_sessions_are_read(patch: Patch) -> None:
+    patch.setattr(Unpublished, "hides", lambda *_: False)
+
+
+def a_publication_is_shown_one_by_one(patch: Patch) -> None:
+    patch.setattr(Unpublished, "groups", lambda _: [])
+    patch.setattr(Unpublished, "_pending", lambda *_: [])
 
 
 def _replaced_unsynced(module: Any) -> Callable[[Patch], None]:
@@ -292,6 +349,16 @@ MUTATIONS = (
     Mutation(logs_are_linked_before_they_are_synced, (crashes("create"),)),
     Mutation(_replaced_unsynced(documents), (crashes("document"),)),
     Mutation(_replaced_unsynced(owners), (crashes("claim"),)),
+    Mutation(_replaced_unsynced(unpublished), (makings("publish 4"),)),
+    Mutation(_no_directory_sync("/unpublished/new"), (makings("create"),)),
+    Mutation(_no_directory_sync("/unpublished/groups"), (makings("publish"),)),
+    Mutation(nothing_is_rolled_back, (makings("create"),)),
+    Mutation(nothing_is_rolled_back, (makings("publish"),)),
+    Mutation(markers_go_before_what_they_name, (makings("discard"),)),
+    Mutation(claims_before_their_markers, (makings("create"),)),
+    Mutation(unpublished_sessions_are_listed, (makings("create"),)),
+    Mutation(unpublished_sessions_are_read, (makings("create"),)),
+    Mutation(a_publication_is_shown_one_by_one, (makings("publish 4"),)),
 )
 
 
