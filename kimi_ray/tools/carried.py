@@ -15,6 +15,7 @@ import pickle
 import sys
 import sysconfig
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -184,19 +185,27 @@ def _used_by(name: str) -> set[str]:
         other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
         used |= {other} if isinstance(other, str) else set()
     text = _source(name)
-    try:
-        nodes = list(ast.walk(ast.parse(text))) if text is not None else []
-    except (SyntaxError, ValueError):
-        return used  # it was edited since it was loaded, and is in the middle of that
     package = name if module is not None and hasattr(module, "__path__") else name.rpartition(".")[0]
+    used |= _imports_in(text, package) if text is not None else set()
+    return {one for one in used if one and _is_there(one)}
+
+
+@lru_cache(maxsize=256)
+def _imports_in(text: bytes, package: str) -> frozenset[str]:
+    """What may be modules among the names that a module's text imports; nothing for text that is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return frozenset()  # it was edited since it was loaded, and is in the middle of that
+    found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            used |= {alias.name for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            used |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return {one for one in used if one and _is_there(one)}
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
 def _is_there(name: str) -> bool:
