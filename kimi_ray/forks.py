@@ -9,7 +9,7 @@ from typing import Any
 
 from kimi_ray.app import SessionSummary, summary_of
 from kimi_ray.courier import Courier
-from kimi_ray.errors import ConfigError, KimiRayError
+from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault
 from kimi_ray.hosts.fork_words import MAX_FORKS, ForkedSession, ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.ports import is_lost
@@ -110,7 +110,7 @@ class Forks:
     async def make(self, spec: ForkSpec) -> list[ForkedSession]:
         """Make the forks, cold. If this is cancelled, they are taken back."""
         courier = self._courier
-        courier.check_loop()
+        self.check_open()
         await self._notes.flush()
         spec = replace(spec, node_id=courier.cluster.node_id, leave_out=(courier.config.home,))
         work = asyncio.ensure_future(self._ask(spec))
@@ -119,6 +119,16 @@ class Forks:
         except asyncio.CancelledError:
             courier.afterwards(self._withdraw(work))
             raise
+
+    def check_open(self) -> None:
+        """Refuse when the runtime was closed, or another event loop asks.
+
+        Raises:
+            RuntimeFault: ``runtime.closed``, ``runtime.wrong_loop``.
+        """
+        self._courier.check_loop()
+        if self._courier.closed:
+            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
 
     async def undo(self, session_ids: Sequence[str]) -> None:
         """Delete forks that came to nothing, as far as they can be reached."""

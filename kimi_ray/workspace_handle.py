@@ -372,6 +372,7 @@ class Workspace:
         isolation: Isolation | None,
     ) -> list[Session]:
         runtime = self._runtime
+        runtime.forks.check_open()
         source = runtime.known_main(spec.source.session_id)
         known = {} if source is None else {source.model.name: source.model}
         if tools is None and source is not None:

@@ -253,6 +253,18 @@ async def test_refusals_come_in_their_order(tmp_path: Path) -> None:
         await workspace.fork(source.id)
 
 
+async def test_after_the_close_nothing_is_forked(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        source = await worked(workspace, stage, model, (1,))
+        await source.close()
+        with pytest.raises(KimiRayError):
+            await source.fork_agent()
+        await runtime.close()
+        assert await code_of(workspace.fork(source.id)) == "runtime.closed"
+        assert await code_of(runtime.forks.publish(source.id)) == "runtime.closed"
+
+
 async def test_a_model_that_is_not_known_here_is_told_before_anything_is_made(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, stage, model):
         source = await worked(runtime.workspace(tmp_path / "work"), stage, model, (1,))
