@@ -44,14 +44,11 @@ from kimi_ray.store.seam import Stream
 from kimi_ray.tools.carried import fingerprint_of
 
 MAX_REVIVALS = 3
-"""How often the host of one rollout may be lost under it. The next life fails its prompt with
-``agent.revivals_exhausted``, unless it had finished a turn in between; where that too cannot be told, it is given up
-here."""
+"""Losses of its host that a rollout survives. The next life fails its prompt (``agent.revivals_exhausted``)."""
 
 _BACKLOG = 4000
 _RUN_S = 120.0
-_CONTROL_S = 10.0
-_CLOSE_S = 35.0
+_CONTROL_S, _CLOSE_S = 10.0, 35.0
 _TICK_S = 0.1
 _BALANCE_S = 0.25
 _RESENDS = 5
@@ -251,8 +248,8 @@ class SwarmRun:
     async def _launch(self, ready: list[tuple[Start, Rollout]]) -> None:
         known = [self._spec.going_on.get(start.key) for start, _ in ready]
         known = [
-            one if one and one.number == start.attempt + self._extra[start.key] else None
-            for one, (start, _) in zip(known, ready, strict=True)
+            one if one and one.number == s.attempt + self._extra[s.key] else None
+            for one, (s, _) in zip(known, ready, strict=True)
         ]
         numbers = iter(await self._services.numbers(known.count(None)) if None in known else ())
         now = time.monotonic()
@@ -277,10 +274,9 @@ class SwarmRun:
                 attempt.host, attempt.adopted, attempt.lost = one.host or "", True, True
             self._attempts[attempt.agent_id] = attempt
             attempts.append(attempt)
-        parent = self._spec.parent
         new = [a for a in attempts if not a.adopted]
         self._services.registered(
-            [AgentEntry(a.agent_id, "sub", parent, labels_of(self._spec, a.rollout.key)) for a in new]
+            [AgentEntry(a.agent_id, "sub", self._spec.parent, labels_of(self._spec, a.rollout.key)) for a in new]
         )
         self._services.record([spawned_event(self._spec, a) for a in new])
         for attempt, one in zip(tuple(attempts), known, strict=True):
