@@ -122,5 +122,6 @@ async def test_a_tool_that_was_changed_between_two_programs_runs_as_it_is_now(
     for error in (refused["main_error"], refused["swarm_error"]):
         assert error["code"] == "tool.not_importable"
         assert "look" in error["message"] and "only_here" in error["message"]
-    assert refused["swarm_error"]["details"]["tool"] == "look"
-    assert refused["swarm_error"]["details"]["node_id"] == refused["hosts"][0]["node_id"]
+        assert error["details"]["tool"] == "look"
+        assert error["details"]["node_id"] == refused["hosts"][0]["node_id"]
+        assert error["details"]["node_id"] in error["message"]
