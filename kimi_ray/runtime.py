@@ -17,7 +17,7 @@ from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
-from kimi_ray.hosts.stored_binding import read_binding
+from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
 from kimi_ray.llm.models import ResolvedModel, resolve_model
 from kimi_ray.session_handle import Session
 from kimi_ray.session_lifecycle import ArchiveResult, Lifecycle
@@ -256,6 +256,11 @@ class Runtime:
             if error.code != "store.deleted":
                 raise
             return None
+
+    async def last_model(self, session_id: str, agent_id: str = MAIN) -> str | None:
+        """The model that a stored agent's whole log names, after any switch; it is read from end to end."""
+        bound = await read_last_binding(self._courier.store, Stream(session_id, agent_id))
+        return None if bound is None else bound.get("model")
 
     async def is_live(self, session_id: str) -> bool:
         """Whether the session lives on some host of this runtime now."""

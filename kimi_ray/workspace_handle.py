@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.app import SessionSummary
-from kimi_ray.errors import AgentError, SessionError
+from kimi_ray.errors import AgentError, ConfigError, SessionError
 from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.forks import Home, fork_spec
 from kimi_ray.hosts.fork_words import ForkSpec, ForkWorkdir
@@ -173,7 +173,7 @@ class Workspace:
             stream=Stream(session_id, MAIN),
             nonce=new_ulid(),
             profile=profile,
-            model=self._model(model, bound, known),
+            model=await self._stored_model(Stream(session_id, MAIN), model, bound, known),
             sampling=None if bound.get("sampling") is None else Sampling.model_validate(bound["sampling"]),
             limits=None if bound.get("limits") is None else Limits.model_validate(bound["limits"]),
             workdir=workdir,
@@ -208,6 +208,22 @@ class Workspace:
         if model is None and named is not None and named in known:
             return known[named]
         return self._runtime.resolve_model(model if model is not None else named)
+
+    async def _stored_model(
+        self,
+        stream: Stream,
+        model: str | ResolvedModel | None,
+        bound: Mapping[str, Any],
+        known: Mapping[str, ResolvedModel],
+    ) -> ResolvedModel:
+        """As ``_model``; a model that is not known here any more may have been switched to another one later on."""
+        try:
+            return self._model(model, bound, known)
+        except ConfigError:
+            last = None if model is not None else await self._runtime.last_model(*stream)
+            if last is None or last == bound.get("model"):
+                raise
+            return self._model(None, {"model": last}, known)
 
     async def _node_of(self, bound: Mapping[str, Any]) -> str | None:
         """The node on which a directory was made for a session before it was there, if it still is one."""
@@ -380,7 +396,7 @@ class Workspace:
         # What would keep the forks from coming to life is better known before they are made.
         bound = await runtime.binding(*spec.source)
         if bound is not None:
-            self._model(model, bound, known)
+            await self._stored_model(spec.source, model, bound, known)
             own_tools_for(Profile.model_validate(bound["profile"]), tools or (), joins=False)
         made = await runtime.forks.make(spec)
         gate = asyncio.Semaphore(_LIVE_AT_ONCE)

@@ -7,7 +7,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from kimi_ray.errors import StoreError
+from kimi_ray.events import parse_header
 from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.log.slicing import WHOLE, LogScanner
+from kimi_ray.session.fork_plan import bind_at
+from kimi_ray.session.log_reader import scan
 from kimi_ray.store.seam import Stream
 
 _FIRST_EVENTS = 50
@@ -36,3 +40,15 @@ async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | No
         if event["type"] == "profile/bind":
             return event["data"]
     return said
+
+
+async def read_last_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:
+    """As ``read_binding``, with the model that the whole log names: all of it is read."""
+    try:
+        header = parse_header((await store.inspect(stream)).header)
+        found = (await scan(store, stream, LogScanner(WHOLE, header.seed_length or 0))).slice
+    except StoreError as error:
+        if error.code != "store.not_found":
+            raise
+        return None
+    return None if found is None else bind_at(header, found)

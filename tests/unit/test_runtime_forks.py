@@ -497,6 +497,21 @@ async def test_a_switched_model_lasts_over_forks_and_resumes(tmp_path: Path) -> 
             assert (await (await back.main.submit("y")).result(10)).text == text
 
 
+async def test_a_model_that_is_gone_is_not_asked_for_when_it_was_switched(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        ghost = runtime.resolve_model(model).model_copy(update={"name": "ghost"})
+        source = await workspace.create_session(model=ghost, profile="bare")
+        await ask(source, "one")
+        await source.main.set_model(model)
+        await ask(source, "two")
+        await source.close()
+        assert await code_of(workspace.fork(source.id, at="0")) == "model.not_configured"
+        assert await ids_in(tmp_path / "home") == {source.id}
+        await ask(await workspace.fork(source.id), "three")
+        await ask(await workspace.resume(source.id), "three")
+
+
 # -- directories ------------------------------------------------------------------------------------------------------
 
 
