@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from kimi_ray.events import SessionEvent
+from kimi_ray.events import SessionEvent, parse_event
 from kimi_ray.session_handle import Session
+from kimi_ray.store import open_store
 
 Logs = Mapping[str, Sequence[SessionEvent]]
 
@@ -26,6 +28,20 @@ async def lineage(session: Session) -> dict[str, dict[str, Any]]:
     """What must be the same of each agent after any loss."""
     keys = ("labels", "item_id", "repeat", "attempt", "run_id", "parent_agent_id", "delegation_depth", "created_at")
     return {row["agent_id"]: {key: row[key] for key in keys} for row in await session.agents()}
+
+
+async def stored_logs(home: str | Path, session_id: str) -> dict[str, list[SessionEvent]]:
+    """All logs of a session as far as they are stored now, beside whoever writes them."""
+    store = open_store(home)
+    found: dict[str, list[SessionEvent]] = {}
+    for log in await store.list(session_id):
+        events = found[log.stream.agent_id] = []
+        while True:
+            page = await store.read_from(log.stream, len(events), 1000)
+            events += [parse_event(line, at=len(events) + n) for n, line in enumerate(page.lines)]
+            if not page.lines or len(events) >= page.next_seq:
+                break
+    return found
 
 
 def types(events: Iterable[SessionEvent]) -> list[str]:

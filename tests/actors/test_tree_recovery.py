@@ -24,7 +24,7 @@ from tests.actors.fault_models import HELD
 from tests.actors.faults import hosts_of, kill, read_session, store_of
 from tests.actors.test_processes import ROOT
 from tests.conformance.oracle_checker import check_home
-from tests.trees import check_positions, check_prompts, grow, lineage, open_prompts, types
+from tests.trees import check_positions, check_prompts, grow, lineage, open_prompts, stored_logs, types
 
 PROFILE = Profile(name="echo", system_prompt="You repeat.", tools=())
 SPOKEN_TO = ("main", "agent-1", "agent-5", "agent-9", "agent-12", "agent-17", "agent-20")
@@ -82,7 +82,7 @@ async def spoken_to(session: Session, file: Path, names: tuple[str, ...] = SPOKE
 async def until_all_ended(home: str, session_id: str, within_s: float = 60.0) -> None:
     """Nobody asks for the agents: their prompts end by themselves."""
     ends = time.monotonic() + within_s
-    while left := open_prompts(await read_session(home, session_id)):
+    while left := open_prompts(await stored_logs(home, session_id)):
         assert time.monotonic() < ends, f"{len(left)} prompts did not end"
         await asyncio.sleep(0.1)
 

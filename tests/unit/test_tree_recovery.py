@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.events import SessionEvent
 from kimi_ray.ids import new_ulid
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
 from kimi_ray.settings import Profile
 from kimi_ray.store import open_store
 from kimi_ray.store.seam import Stream
-from tests.trees import check_positions, check_prompts, types
+from tests.trees import check_positions, check_prompts, stored_logs, types
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 BARE: dict[str, Any] = {"profile": "bare", "model": None}
@@ -30,18 +30,7 @@ async def kill(runtime: Runtime, *kinds: str) -> None:
 
 
 async def logs_of(tmp_path: Path, session_id: str) -> dict[str, list[SessionEvent]]:
-    """All stored logs of a session."""
-    store = open_store(tmp_path / "home")
-    found: dict[str, list[SessionEvent]] = {}
-    for log in await store.list(session_id):
-        events: list[SessionEvent] = []
-        while True:
-            page = await store.read_from(log.stream, len(events), 1000)
-            events += [parse_event(line, at=len(events) + n) for n, line in enumerate(page.lines)]
-            if not page.lines or len(events) >= page.next_seq:
-                break
-        found[log.stream.agent_id] = events
-    return found
+    return await stored_logs(tmp_path / "home", session_id)
 
 
 async def headers_of(tmp_path: Path, session_id: str) -> dict[str, dict[str, Any]]:
