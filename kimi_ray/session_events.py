@@ -116,7 +116,9 @@ class _Following:
         try:
             while True:
                 try:
-                    await asyncio.wait_for(self._spawned.wait(), _LOOK_S)
+                    # Not wait_for: it may swallow a cancel that comes together with the event.
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._spawned.wait()
                 except TimeoutError:
                     pass
                 self._spawned.clear()

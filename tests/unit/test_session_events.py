@@ -129,7 +129,10 @@ async def test_leaving_the_loop_leaves_no_task(tmp_path: Path) -> None:
             names = {task.get_name() for task in asyncio.all_tasks()} - before
             return not [name for name in names if name.startswith(("events of", "agents of"))]
 
-        await until(none_left)
+        try:
+            await until(none_left)
+        except TimeoutError:
+            pytest.fail(str([repr(task) for task in asyncio.all_tasks()]))
 
 
 async def test_a_deleted_session_ends_the_follow_and_is_not_brought_back(tmp_path: Path) -> None:
