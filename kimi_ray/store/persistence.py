@@ -7,6 +7,8 @@ Its constructor does no I/O, so the process can always start; the first call ope
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from typing import Any
 
@@ -34,6 +36,8 @@ from kimi_ray.store.seam import (
     WriterGrant,
 )
 from kimi_ray.store.session_index import IndexPace, SessionIndex
+from kimi_ray.store.session_index_file import INDEX_NAME
+from kimi_ray.store.session_index_marks import distrust_unsealed
 from kimi_ray.store.session_index_mirror import Changes
 from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery
 from kimi_ray.store.session_index_rows import IndexRow, SessionSummary
@@ -97,6 +101,7 @@ class PersistenceService:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._store is None:
+                await asyncio.to_thread(self._look_at_index)
                 store = await self._open()
                 self._index = await asyncio.to_thread(self._make_index, store)
                 self._workspaces = self._make_registry(self._index)
@@ -124,6 +129,14 @@ class PersistenceService:
         if self._workspaces is None:
             raise StoreError("the store is closed", code="store.closed")
         return self._workspaces
+
+    def _look_at_index(self) -> None:
+        durable = self._options.durability == "disk"
+        try:
+            distrust_unsealed(self._home, INDEX_NAME, durable=durable)
+        except OSError:  # no mark can be made: without an index nobody is misled
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._home}/{INDEX_NAME}")
 
     def _make_index(self, store: Store) -> SessionIndex:
         fs = RealFs()
@@ -432,3 +445,5 @@ class PersistenceService:
             finally:
                 if store is not None:
                     await store.close()
+            if index is not None:
+                await asyncio.to_thread(index.seal)

@@ -25,7 +25,7 @@ from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.seam import Document
 from kimi_ray.store.session_index_answers import count, find, page
 from kimi_ray.store.session_index_file import IndexFile, IndexLost, Noted, is_damage
-from kimi_ray.store.session_index_marks import READY, STALE, Marks, WriterMark, distrust, read_marks, remove_marks
+from kimi_ray.store.session_index_marks import READY, STALE, Marks, WriterMark, distrust, read_marks, remove_marks, seal
 from kimi_ray.store.session_index_mirror import BATCH, FAILURES, INDEX_FAILURES, Changes, Mirror
 from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery, count_of, page_of
 from kimi_ray.store.session_index_rows import IndexRow, SessionSummary, row_of
@@ -108,6 +108,7 @@ class SessionIndex:
         self._attempted = asyncio.Event()
         self._regular: asyncio.Task[None] | None = None
         self._closed = False
+        self._left_whole = False
 
     @property
     def state(self) -> str:
@@ -432,10 +433,17 @@ class SessionIndex:
             self._file.close(durable=whole and self._mark.held and self._durable)
             if whole:
                 self._mark.take_away()
+                self._left_whole = self._enabled
         except INDEX_FAILURES:
             self._file.close()
         finally:
             self._mark.drop()  # where it still is, it says that the index was left behind
+
+    def seal(self) -> None:
+        """Call it when the store is closed, too, after ``close``: who comes next may believe the index. Blocking."""
+        if self._left_whole:
+            with contextlib.suppress(OSError):
+                seal(self._home)
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await finish_in(threads, work, *args, **kwargs)

@@ -3,6 +3,10 @@
 Before it writes its first document a process puts ``<home>/index-writers/<ulid>.lock`` down, holds ``flock`` on it for
 life, and takes it away when every document that it wrote is in the index, durable. A mark that nobody holds is of a
 process that died before: documents may be newer than the index, until somebody has read them all.
+
+A program that knows nothing of the index (an older version) makes no mark. But whoever writes takes a lock in
+``<home>/writers/``: the last process that leaves the index whole *seals* it with the time at which that directory
+changed last. Where no process has a mark down, an index whose seal is another one is not believed.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from dataclasses import dataclass
 from kimi_ray.ids import new_ulid
 
 MARKS_NAME = "index-writers"
+SEAL_NAME = "index.seal"
+WRITERS_NAME = "writers"
 _HOLD_S = 1.0
 _PAUSE_S = 0.001
 READY, STALE = b"ready\n", b"stale\n"
@@ -30,11 +36,18 @@ class Marks:
     dead: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
     """Living ones that say so of themselves."""
+    sealed: bool = False
+    """Whether nobody has written since the last process left the index whole."""
 
     @property
     def trusted(self) -> bool:
-        """Whether every process that writes documents, or did, has them in the index."""
+        """Whether every process that has marks, or had, has its documents in the index."""
         return not self.dead and not self.stale
+
+    @property
+    def believed(self) -> bool:
+        """As ``trusted``, for somebody who was not there: nobody wrote without a mark either."""
+        return self.trusted and (bool(self.living) or self.sealed)
 
 
 class WriterMark:
@@ -50,17 +63,18 @@ class WriterMark:
 
     @property
     def held(self) -> bool:
-        """Whether it is down."""
-        return self._fd is not None
+        """Whether it is down, and is still there."""
+        return self._fd is not None and bool(os.fstat(self._fd).st_nlink)
 
     def put(self) -> None:
-        """Put it down. Idempotent.
+        """Put it down, once more if somebody has removed it. Idempotent.
 
         Raises:
             OSError: It is not there, or would not survive.
         """
-        if self._fd is not None:
+        if self.held:
             return
+        self.drop()
         path = f"{self._directory}/{self.name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
@@ -88,7 +102,8 @@ class WriterMark:
     def take_away(self) -> None:
         """Everything that was written is in the index."""
         if self._fd is not None:
-            os.unlink(f"{self._directory}/{self.name}")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{self.name}")
             self.drop()
 
     def drop(self) -> None:
@@ -108,7 +123,7 @@ def read_marks(home: str, own: str | None = None) -> Marks:
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
-        return Marks()
+        return Marks(sealed=is_sealed(home))
     living: list[str] = []
     dead: list[str] = []
     stale: list[str] = []
@@ -131,7 +146,7 @@ def read_marks(home: str, own: str | None = None) -> Marks:
                 dead.append(name)
         finally:
             os.close(fd)
-    return Marks(tuple(living), tuple(dead), tuple(stale))
+    return Marks(tuple(living), tuple(dead), tuple(stale), is_sealed(home))
 
 
 def remove_marks(home: str, names: tuple[str, ...]) -> None:
@@ -157,6 +172,82 @@ def distrust(home: str, *, durable: bool = True) -> None:
     mark = WriterMark(home, durable=durable)
     mark.put()
     mark.drop()
+
+
+def seal(home: str) -> None:
+    """All documents are in the index. Without effect while any process has the home open for writing.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    changed = _writers_changed(home)
+    if any(_is_held(f"{home}/{WRITERS_NAME}/{name}") for name in _writers(home)):
+        return
+    path = f"{home}/{SEAL_NAME}"
+    partial = f"{path}.{new_ulid()}.tmp"
+    try:
+        with open(partial, "wb") as file:
+            file.write(changed)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def is_sealed(home: str) -> bool:
+    """Whether no process took a writer's lock in this home since the last ``seal``."""
+    try:
+        with open(f"{home}/{SEAL_NAME}", "rb") as file:
+            sealed = file.read(100)
+    except OSError:
+        return False
+    return sealed == _writers_changed(home)
+
+
+def distrust_unsealed(home: str, index: str, *, durable: bool) -> None:
+    """Call it before a process opens a home for writing: an index that nobody vouches for is to be compared.
+
+    Args:
+        home: The home.
+        index: The name of the index in it.
+        durable: The mark is to survive a power cut.
+
+    Raises:
+        OSError: It cannot be looked at, or no mark can be made.
+    """
+    if os.path.exists(f"{home}/{index}"):
+        marks = read_marks(home)
+        if not marks.living and not marks.dead and not marks.sealed:
+            distrust(home, durable=durable)
+
+
+def _writers(home: str) -> list[str]:
+    try:
+        return os.listdir(f"{home}/{WRITERS_NAME}")
+    except FileNotFoundError:
+        return []
+
+
+def _writers_changed(home: str) -> bytes:
+    try:
+        return b"%d\n" % os.stat(f"{home}/{WRITERS_NAME}").st_mtime_ns
+    except FileNotFoundError:
+        return b"0\n"
+
+
+def _is_held(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _hold(path: str) -> int:

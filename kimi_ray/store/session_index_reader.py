@@ -110,7 +110,7 @@ class SessionsReader:
             self.standing = "none"
             return None
         marks = read_marks(self._home)
-        if not marks.trusted or is_network(RealFs().fs_type(self._home)):
+        if not marks.believed or is_network(RealFs().fs_type(self._home)):
             self.standing = "degraded"
             return None
         # Without a writer and without a log the file is read as it is: SQLite's own read-only mode makes files.
@@ -129,8 +129,8 @@ class SessionsReader:
                 return None
             answer = work(connection)
         after = _place(self._home, path)
-        trusted = read_marks(self._home).trusted
-        if after is None or not trusted or after.inode != before.inode or (still and after != before):
+        believed = read_marks(self._home).believed
+        if after is None or not believed or after.inode != before.inode or (still and after != before):
             self.standing = "degraded"
             return None
         self.standing = "ready"

@@ -86,7 +86,9 @@ def _row(found: tuple[Any, ...]) -> IndexRow:
 
 def read_row(connection: Connection, session_id: str) -> IndexRow | None:
     """The row of a session, or None."""
-    found = connection.execute(f"SELECT {_COLUMNS}, digest FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    found = connection.execute(
+        f"SELECT {_COLUMNS}, digest FROM sessions WHERE id = ?", (_bindable(session_id),)
+    ).fetchone()
     return None if found is None else _row(found)
 
 

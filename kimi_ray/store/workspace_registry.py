@@ -82,7 +82,7 @@ def parse_registry(data: bytes) -> Registry:
     """The registry that a file holds.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: It is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: It is none.
     """
     value: Any = from_json(data)
     if int(value["version"]) > VERSION:
@@ -91,7 +91,10 @@ def parse_registry(data: bytes) -> Registry:
             code="store.format_unsupported",
             hint="upgrade the program",
         )
-    registry = Registry(deleted=[str(one) for one in value["deleted_workspace_ids"]])
+    deleted: Any = value["deleted_workspace_ids"]
+    if not isinstance(deleted, list):
+        raise TypeError("deleted_workspace_ids is no list")
+    registry = Registry(deleted=[str(one) for one in cast("list[Any]", deleted)])
     for one, facts in cast("dict[str, dict[str, str]]", value["workspaces"]).items():
         if not isinstance(facts["root"], str) or not isinstance(facts["name"], str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{one} has no root or no name")
@@ -116,7 +119,7 @@ def read_registry(fs: Fs, home: str) -> Registry | None:
         with io_errors_but_missing(path):
             data = read_file(fs, path)
         return parse_registry(data)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from kimi_ray.errors import StoreError
-from kimi_ray.store import open_store
-from kimi_ray.store.seam import Document
+from kimi_ray.session import new_document
+from kimi_ray.store import open_store, open_store_for_writing
+from kimi_ray.store.seam import Document, StoreOptions
 from kimi_ray.store.session_index import IndexPace, SessionIndex
-from kimi_ray.store.session_index_marks import MARKS_NAME, WriterMark, distrust, read_marks, remove_marks
+from kimi_ray.store.session_index_marks import MARKS_NAME, SEAL_NAME, WriterMark, distrust, read_marks, remove_marks
 from kimi_ray.store.session_index_query import SessionQuery
 from kimi_ray.store.session_index_reader import SessionsReader
 from tests.unit.store_index.index_home import EVERYTHING, QUICK, Home, opened, state_file, until
@@ -217,6 +218,54 @@ async def test_who_died_is_not_believed(tmp_path: Path) -> None:
         await fresh.page(EVERYTHING)
         assert fresh.standing == "ready"
     assert read_marks(str(tmp_path)).living == () and not list((tmp_path / MARKS_NAME).iterdir())
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_writer_that_knows_of_no_index_is_noticed(tmp_path: Path, backend: str) -> None:
+    async with opened(tmp_path, backend=backend) as home:
+        await home.write("a", at=1)
+        await home.ready()
+    before = SessionsReader(open_store(tmp_path))
+    assert [one.id for one in (await before.page(EVERYTHING)).items] == ["a"] and before.standing == "ready"
+    async with opened(tmp_path, backend=backend) as home:  # who only reads takes nothing from it
+        assert await home.ids() == ["a"]
+    assert read_marks(str(tmp_path)).believed
+    old = await open_store_for_writing(str(tmp_path), StoreOptions(backend=backend, durability="os"))  # as 0.1 did
+    claim = await old.open_session("b", "n", workspace_id="w")
+    value = new_document("b", workspace_id="w", cwd="/x", now=2)
+    await old.write_document("b", value, grant=claim.grant, nonce="n", revision=claim.revision)
+    for _ in range(2):
+        reader = SessionsReader(open_store(tmp_path))
+        assert [one.id for one in (await reader.page(EVERYTHING)).items] == ["b", "a"]
+        assert reader.standing == "degraded"
+        await old.close()
+    async with opened(tmp_path, backend=backend) as home:
+        assert await home.ids() == ["b", "a"]
+        await home.ready()
+    after = SessionsReader(open_store(tmp_path))
+    assert [one.id for one in (await after.page(EVERYTHING)).items] == ["b", "a"] and after.standing == "ready"
+    (tmp_path / SEAL_NAME).unlink()
+    assert not read_marks(str(tmp_path)).believed
+
+
+async def test_a_mark_that_was_removed_is_put_down_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as home:
+        await home.write("a", at=1)
+        shutil.rmtree(tmp_path / MARKS_NAME)
+        await home.write("a", at=2)
+        assert len(read_marks(str(tmp_path)).living) == 1
+        shutil.rmtree(tmp_path / MARKS_NAME)
+    assert read_marks(str(tmp_path)).believed
+
+
+async def test_an_id_that_no_file_can_hold_is_no_damage(tmp_path: Path) -> None:
+    async with opened(tmp_path) as home:
+        await home.write("a", at=1)
+        await home.ready()
+        assert await home.service.get_session_summary("\ud800") is None
+        assert await home.ids(after="\ud800") == []
+        status = await home.service.index_status()
+        assert (status.state, status.degraded_count) == ("ready", 0)
 
 
 def test_a_mark_that_is_just_put_down_is_not_removed(tmp_path: Path) -> None:

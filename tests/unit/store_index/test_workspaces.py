@@ -92,7 +92,11 @@ def test_every_vector_leads_to_all_ids_of_its_root(vector: dict[str, Any]) -> No
 NO_ENTRY = b'{"version": 1, "workspaces": {"a": 3}, "deleted_workspace_ids": []}'
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"{", b"[]", b'{"version": 1}', NO_ENTRY])
+NO_LIST = b'{"version": 1, "workspaces": {}, "deleted_workspace_ids": "wd_a"}'
+NO_NUMBER = b'{"version": 1e400, "workspaces": {}, "deleted_workspace_ids": []}'
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"[]", b'{"version": 1}', NO_ENTRY, NO_LIST, NO_NUMBER])
 async def test_lost_or_damaged_it_is_made_from_the_documents(tmp_path: Path, damage: bytes | None) -> None:
     if damage is not None:
         (tmp_path / "workspaces.json").write_bytes(damage)
