@@ -181,6 +181,11 @@ class Workdir(Settings):
         """Whether a ``git`` workdir names a repository elsewhere: a URL, or ``user@host:path``."""
         return self.kind == "git" and self.path is not None and _REMOTE.match(self.path) is not None
 
+    @property
+    def is_private(self) -> bool:
+        """Whether an agent has a directory of its own, which is only on the node where it was made."""
+        return self.kind in ("copy", "git", "factory")
+
     def within(self, cwd: str) -> Self:
         """The same with an absolute path: relative ones are relative to ``cwd``, ``~`` is the home directory. A
         function's name and a URL are no paths."""

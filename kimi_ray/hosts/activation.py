@@ -7,7 +7,8 @@ from dataclasses import replace
 from kimi_ray.errors import KimiRayError, RuntimeFault, error_from_data
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.specs import Ack, AgentSpec, PlaceAgent, PromptSpec, RunRequest
-from kimi_ray.hosts.steady_calls import RegistryCalls
+from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
+from kimi_ray.hosts.stored_binding import node_of_directory
 from kimi_ray.ids import new_ulid
 from kimi_ray.settings import Isolation
 from kimi_ray.tools.carried import fingerprint_of
@@ -19,6 +20,7 @@ ACTIVATION_TRIES = 4
 async def activate_agent(
     cluster: Cluster,
     registry: RegistryCalls,
+    store: StoreCalls,
     spec: AgentSpec,
     *,
     prompts: tuple[PromptSpec, ...] = (),
@@ -31,6 +33,8 @@ async def activate_agent(
     Each try has a nonce of its own, so that a host that was only thought lost is fenced. A new log whose creation was
     answered by nobody may exist: it is then opened as it is.
 
+    An agent that has a directory of its own goes where it lived last, while there is that node.
+
     ``at`` is a host on which the agent was seen alive: it is taken over there, if it still lives.
 
     Raises:
@@ -42,6 +46,8 @@ async def activate_agent(
     last: KimiRayError | None = None
     for _ in range(ACTIVATION_TRIES):
         seen, at = at, None
+        if seen is None and spec.header is None:
+            wish = replace(wish, near=await node_of_directory(store, spec.stream, spec.workdir))
         host = seen or (await registry.place_agents([wish]))[0]
         placed = 0 if seen is not None else 1
         try:

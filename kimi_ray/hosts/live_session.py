@@ -333,7 +333,7 @@ class LiveSession:
     ) -> str:
         services = self.services
         return await activate_agent(
-            services.cluster, services.registry, spec, isolation=isolation, node_id=node_id, at=at
+            services.cluster, services.registry, services.store, spec, isolation=isolation, node_id=node_id, at=at
         )
 
     def _main_peer(self) -> Peer:

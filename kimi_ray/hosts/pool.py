@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,7 +72,7 @@ class _Start:
 class HostPool:
     """The hosts of one kind.
 
-    ``nodes`` gives the machines to use, best known state; ``closed`` are those that take nobody any more. What the
+    ``nodes`` gives the machines that take work, best known state; ``closed`` are those that do no more. What the
     user's code needs around it is ``environment``; ``evict`` is told of hosts that made room and are to be stopped.
     """
 
@@ -109,13 +110,19 @@ class HostPool:
         """Forget a host."""
         return self.hosts.pop(name, None)
 
-    async def take(self, *, dedicated: bool, node_id: str | None = None, fingerprint: str = "") -> PooledHost:
-        """A place for one more; counts it.
+    async def take(
+        self, *, dedicated: bool, node_id: str | None = None, fingerprint: str = "", near: str | None = None
+    ) -> PooledHost:
+        """A place for one more; counts it. ``near`` is a node that is tried first, if none is wanted and it is there.
 
         Raises:
             RuntimeFault: ``infra.unschedulable`` when the wanted node is not there; ``infra.node_draining`` when it
                 takes nobody any more; why a host did not start.
         """
+        if node_id is None and any(node.node_id == near for node in self.nodes()):
+            # Why it cannot be there is in `last_failure`: anywhere is better than nowhere.
+            with suppress(RuntimeFault):
+                return await self.take(dedicated=dedicated, node_id=near, fingerprint=fingerprint)
         while True:
             if node_id in self.closed:
                 raise RuntimeFault(
@@ -162,7 +169,7 @@ class HostPool:
 
     def size(self) -> int:
         """How many shared hosts the pool wants at most."""
-        wanted = sum(self._per_node(node) for node in self.nodes())
+        wanted = sum(self._per_node(node) for node in self._usable())
         return wanted if self.kind == "agents" else max(1, -(-wanted // AGENT_HOSTS_PER_SESSION_HOST))
 
     def starting_on(self, node_id: str) -> bool:
@@ -176,6 +183,9 @@ class HostPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _usable(self) -> list[NodeInfo]:
+        return usable_nodes(self.nodes())
 
     def _shared(self, node_id: str | None = None) -> list[PooledHost]:
         open_hosts = (host for host in self.hosts.values() if host.node_id not in self.closed)
@@ -241,11 +251,11 @@ class HostPool:
         return None
 
     def _start_limit(self, node_id: str | None) -> int:
-        return STARTS_PER_NODE * (1 if node_id is not None else max(1, len(self.nodes())))
+        return STARTS_PER_NODE * (1 if node_id is not None else max(1, len(self._usable())))
 
     def _pick_node(self, node_id: str | None) -> str:
         """The wanted node if it is alive, else the one with most room."""
-        nodes = self.nodes()
+        nodes = self._usable()
         if node_id is not None:
             return node_id
         if not nodes:
@@ -254,7 +264,7 @@ class HostPool:
 
     def _growing_node(self) -> str | None:
         open_nodes = [
-            node for node in self.nodes() if self.kind == "sessions" or self._on(node.node_id) < self._per_node(node)
+            node for node in self._usable() if self.kind == "sessions" or self._on(node.node_id) < self._per_node(node)
         ]
         ready = [n for n in open_nodes if sum(s.node_id == n.node_id for s in self._starts) < STARTS_PER_NODE]
         if not ready:
@@ -288,7 +298,7 @@ class HostPool:
             except RuntimeFault:
                 tried.add(node_id)
                 await self.reread_nodes()
-                others = [node for node in self.nodes() if node.node_id not in tried]
+                others = [node for node in self._usable() if node.node_id not in tried]
                 if fixed or not others or len(tried) >= START_ATTEMPTS:
                     raise
                 node_id = min(others, key=lambda node: self._on(node.node_id)).node_id

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from kimi_ray.config import RuntimeConfig, differing
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.draining import Drains
-from kimi_ray.hosts.pool import HostPool, PooledHost, named_node, usable_nodes
+from kimi_ray.hosts.pool import HostPool, PooledHost, named_node
 from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostListing, NodeInfo, store_name
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
@@ -80,7 +80,7 @@ class Registry:
                 kind,
                 cluster,
                 config,
-                self._usable_nodes,
+                self._open_nodes,
                 self._reread_nodes,
                 environment=lambda: self._environment,
                 evict=lambda name: self._later(self._stop(name)),
@@ -242,8 +242,12 @@ class Registry:
         """
         self._refuse_when_ending()
         pool = self._pools["agents"]
+        if any(wish.near is not None for wish in wishes):
+            await self._reread_nodes()  # a node that has just gone must not be waited for
         takes = (
-            pool.take(dedicated=self._is_dedicated(w.isolation), node_id=w.node_id, fingerprint=w.fingerprint)
+            pool.take(
+                dedicated=self._is_dedicated(w.isolation), node_id=w.node_id, fingerprint=w.fingerprint, near=w.near
+            )
             for w in wishes
         )
         found = await asyncio.gather(*takes, return_exceptions=True)
@@ -409,12 +413,13 @@ class Registry:
         if empty is not None:
             self._spawn(self._stop(empty.name))
 
-    def _usable_nodes(self) -> list[NodeInfo]:
+    def _open_nodes(self) -> list[NodeInfo]:
+        """Living nodes that take work; those with a host that fell silent only when there are no others."""
         now = time.monotonic()
         shunned = {node for node, since in self._silent_nodes.items() if now - since < SHUNNED_S}
         open_nodes = [node for node in self._nodes if node.alive and node.node_id not in self._drains.nodes]
         answering = [node for node in open_nodes if node.node_id not in shunned]
-        return usable_nodes(answering or open_nodes)
+        return answering or open_nodes
 
     async def _reread_nodes(self) -> None:
         self._nodes = await self._cluster.nodes()

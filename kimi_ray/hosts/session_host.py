@@ -438,7 +438,13 @@ class SessionHost:
     async def _activate_main(self, spec: SessionSpec, at: str | None = None) -> str:
         services = self._services
         return await activate_agent(
-            self._cluster, services.registry, spec.main, isolation=spec.isolation, node_id=spec.node_id, at=at
+            self._cluster,
+            services.registry,
+            services.store,
+            spec.main,
+            isolation=spec.isolation,
+            node_id=spec.node_id,
+            at=at,
         )
 
     async def _live(self, claimed: ClaimedSession) -> LiveSession:
@@ -472,7 +478,9 @@ class SessionHost:
                 placed = host
                 peer = self._cluster.peer(host)
                 stream = Stream(spec.session_id, MAIN)
-                steps.append(lambda: peer.call("close_agents", [stream], True, timeout_s=_FORCED_S, group="store"))
+                steps.append(
+                    lambda: peer.call("close_agents", [stream], True, spec.nonce, timeout_s=_FORCED_S, group="store")
+                )
                 steps.append(lambda: services.registry.released(placed))
             if logs and host is not None:
                 steps.append(lambda: services.store.remove(spec.session_id))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.stored_agents import read_agent
+from kimi_ray.hosts.stored_binding import node_of_directory
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import SwarmSpec
@@ -59,6 +61,7 @@ async def begin_swarm(
         fenced,
         lambda spent: live.tree.spend(spec.run_id, spent),
         position,
+        partial(node_of_directory, live.services.store),
     )
     live.swarms[spec.run_id] = SwarmRun(spec, services)
 

@@ -116,9 +116,13 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class PlaceAgent:
-    """A wish for a place. ``fingerprint`` is of the user's code that the agent needs; empty: none, any host serves."""
+    """A wish for a place. ``fingerprint`` is of the user's code that the agent needs; empty: none, any host serves.
+
+    ``node_id`` is where it must be; ``near`` a node that is tried first, if it is there and takes work.
+    """
 
     stream: Stream
     isolation: Isolation | None = None
     node_id: str | None = None
     fingerprint: str = ""
+    near: str | None = None

@@ -7,14 +7,18 @@ from typing import Any
 from pydantic_core import from_json
 
 from kimi_ray.errors import StoreError
-from kimi_ray.events import parse_header
+from kimi_ray.events import parse_header, type_key
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log.slicing import WHOLE, LogScanner
 from kimi_ray.session.fork_plan import bind_at
 from kimi_ray.session.log_reader import scan
+from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 
 _FIRST_EVENTS = 50
+_LAST_EVENTS = 500
+_HEAD_BYTES = 96
+_ACTIVATED = type_key("runtime/activated")
 
 
 async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:
@@ -52,3 +56,43 @@ async def read_last_binding(store: StoreCalls, stream: Stream) -> dict[str, Any]
             raise
         return None
     return None if found is None else bind_at(header, found)
+
+
+async def node_of_directory(store: StoreCalls, stream: Stream, workdir: Workdir | None) -> str | None:
+    """The node on which a stored agent's own directory is: where it lived last, as its log says.
+
+    That of a fork that never lived was made before it was there, where its header says. None without a directory of
+    its own, without a log, or when the log does not say.
+    """
+    if workdir is None or not workdir.is_private:
+        return None
+    try:
+        view = await store.inspect(stream)
+        seed: int = view.header.get("seed_length") or 0
+        first, end = view.next_seq, view.next_seq
+        while first > seed:
+            first, end = max(seed, first - _LAST_EVENTS), first
+            node = await _last_node(store, stream, first, end)
+            if node is not None:
+                return node
+    except StoreError as error:
+        if error.code != "store.not_found":
+            raise
+        return None
+    bind: dict[str, Any] = view.header.get("bind") or {}
+    bound: dict[str, Any] = bind.get("workdir") or {}
+    return bound.get("node")
+
+
+async def _last_node(store: StoreCalls, stream: Stream, first: int, end: int) -> str | None:
+    """What the last ``runtime/activated`` among these events says, or None without one."""
+    node: str | None = None
+    while first < end:
+        lines = (await store.read_from(stream, first, end - first)).lines
+        if not lines:
+            break
+        for line in lines:
+            if _ACTIVATED in line[:_HEAD_BYTES]:
+                node = from_json(line)["data"].get("node")
+        first += len(lines)
+    return node

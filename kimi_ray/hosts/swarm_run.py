@@ -15,7 +15,7 @@ from typing import Any
 
 from kimi_ray.errors import KimiRayError, RunError, error_from_data
 from kimi_ray.hosts.ports import is_lost
-from kimi_ray.hosts.specs import Ack, LogEntry, Outcome, PlaceAgent
+from kimi_ray.hosts.specs import Ack, LogEntry, Outcome
 from kimi_ray.hosts.swarm_attempts import (
     Attempt,
     Ending,
@@ -31,6 +31,7 @@ from kimi_ray.hosts.swarm_attempts import (
 )
 from kimi_ray.hosts.swarm_ends import SwarmEnds
 from kimi_ray.hosts.swarm_events import batches_of, header_of, limits_left, run_limit, spawned_event
+from kimi_ray.hosts.swarm_places import SwarmPlaces
 from kimi_ray.hosts.swarm_rows import RowBuffer
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_watch import SwarmWatch
@@ -41,7 +42,6 @@ from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
 from kimi_ray.session import AgentEntry
 from kimi_ray.store.seam import Stream
-from kimi_ray.tools.carried import fingerprint_of
 
 MAX_REVIVALS = 3
 """Losses of its host that a rollout survives. The next life fails its prompt (``agent.revivals_exhausted``)."""
@@ -50,7 +50,6 @@ _BACKLOG = 4000
 _RUN_S = 120.0
 _CONTROL_S, _CLOSE_S = 10.0, 35.0
 _TICK_S = 0.1
-_BALANCE_S = 0.25
 _RESENDS = 5
 _CANCELS_AT_ONCE = 64
 
@@ -83,8 +82,7 @@ class SwarmRun:
         self._extra: Counter[RolloutKey] = Counter()
         self._tried: dict[RolloutKey, tuple[int, float]] = {}
         self._waiters: dict[str, OutcomeWaiter] = {}
-        self._free: Counter[str] = Counter()
-        self._balanced = 0.0
+        self._places = SwarmPlaces(spec, services)
         self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
         self._past = Spent()
         self._interruptions = 0
@@ -193,7 +191,7 @@ class SwarmRun:
                     code="swarm.incomplete",
                     hint="this is a defect of kimi_ray; the logs hold what was done",
                 )
-            await self._give_back()
+            await self._places.give_back()
             await self._ends.finish(self._counts())
             await self._services.flush_log()
         except KimiRayError as failure:
@@ -288,7 +286,7 @@ class SwarmRun:
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
         try:
-            await self._place([attempt for attempt in attempts if not attempt.host])
+            await self._places.take([attempt for attempt in attempts if not attempt.host])
         except KimiRayError as error:
             for attempt in attempts:
                 self._finish(attempt, failed(error), placed=False)
@@ -299,31 +297,6 @@ class SwarmRun:
         for host, group in by_host.items():
             for batch in batches_of(group):
                 self._spawn(self._begin(host, batch))
-
-    async def _place(self, attempts: list[Attempt]) -> None:
-        """A host for each: places that other rollouts of this swarm left, else new ones from the registry.
-
-        Now and then all free places go back first, so that the load follows hosts that came later.
-        """
-        now = time.monotonic()
-        if now - self._balanced > _BALANCE_S:
-            self._balanced = now
-            await self._give_back()
-        missing: list[Attempt] = []
-        for attempt in attempts:
-            host = next(iter(self._free), None)
-            if host is None:
-                missing.append(attempt)
-                continue
-            attempt.host = host
-            self._free[host] -= 1
-            if self._free[host] <= 0:
-                del self._free[host]
-        if missing:
-            spec, code = self._spec, fingerprint_of(self._spec.user_tools)
-            wishes = [PlaceAgent(a.stream, spec.isolation, spec.node_id, code) for a in missing]
-            for attempt, host in zip(missing, await self._services.registry.place_agents(wishes), strict=True):
-                attempt.host = host
 
     async def _begin(self, host: str, attempts: list[Attempt]) -> None:
         self._calls += 1
@@ -398,7 +371,7 @@ class SwarmRun:
             code = (outcome.result.error or {}).get("code")
             if outcome.seq < 0 and code in ("agent.not_found", "store.fenced", "agent.closed"):
                 # The host lives and the agent does not: bring it back from its log.
-                self._free[attempt.host] += 1
+                self._places.leave(attempt.host)
                 self._spawn(self._revive([attempt]))
             else:
                 self._finish(attempt, ending_of(outcome))
@@ -441,12 +414,12 @@ class SwarmRun:
         if waiter is not None:
             waiter.discard(attempt.wait_key)
         if placed and attempt.host:
-            self._free[attempt.host] += 1
+            self._places.leave(attempt.host)
             if ending.outcome is not None and not attempt.request.release:
                 self._spawn(self._ends.close_agent(attempt))
             if self._spec.isolation == "dedicated":
                 # The process ends with its agent.
-                self._spawn(self._give_back())
+                self._spawn(self._places.give_back())
                 if waiter is not None:
                     del self._waiters[attempt.host]
                     self._spawn(waiter.close())
@@ -477,7 +450,7 @@ class SwarmRun:
                 self._finish(attempt, failed(error))
             return
         if await self._services.registry.report_lost(host):
-            self._free.pop(host, None)
+            self._places.lost(host)
             await self._revive(attempts)
             return
         again: list[Attempt] = []
@@ -579,10 +552,6 @@ class SwarmRun:
                         raise
 
         await asyncio.gather(*(send(a) for a in attempts if a.accepted and not a.cancelling and not a.ended))
-
-    async def _give_back(self) -> None:
-        free, self._free = self._free, Counter()
-        await asyncio.gather(*(self._services.registry.released(host, count) for host, count in free.items()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -12,6 +12,7 @@ from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.steady_calls import RegistryCalls
 from kimi_ray.runs.schedule import LimitHit, Spent
 from kimi_ray.session import AgentEntry
+from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 
 
@@ -20,6 +21,10 @@ def _unbounded(_spent: Spent) -> LimitHit | None:
 
 
 async def _nowhere(_stream: Stream) -> Mapping[str, int] | None:
+    return None
+
+
+async def _anywhere(_stream: Stream, _workdir: Workdir | None) -> str | None:
     return None
 
 
@@ -35,6 +40,7 @@ class SwarmServices:
         fenced: The session turned out to live on another host.
         spent: The swarm has used so much by now; gives the limit of the session's tree that is reached with it.
         position: Where a stored log stands, ``{seq, epoch}``; None when there is none.
+        node_of: The node on which a stored agent's own directory is; None when it has none, or nobody knows.
     """
 
     cluster: Cluster
@@ -46,3 +52,4 @@ class SwarmServices:
     fenced: Callable[[KimiRayError], None]
     spent: Callable[[Spent], LimitHit | None] = _unbounded
     position: Callable[[Stream], Awaitable[Mapping[str, int] | None]] = _nowhere
+    node_of: Callable[[Stream, Workdir | None], Awaitable[str | None]] = _anywhere

@@ -17,7 +17,8 @@ import pytest
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.agent_services import SleepingWorkdirs, workdirs_base
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
-from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.runs.run_directory import read_rows
@@ -185,6 +186,57 @@ async def test_an_agent_finds_its_directory_again_and_a_lost_one_is_told(tmp_pat
             (await (await lost.main.submit("and now")).result(20)).raise_for_state()
         assert caught.value.code == "workdir.lost" and caught.value.error_class == "infra"
     assert left_nothing_but_what_was_told(factories)
+
+
+@pytest.mark.parametrize("kinds", [("agents",), ("agents", "sessions")], ids="+".join)
+async def test_whoever_comes_back_wants_the_node_of_its_own_directory(
+    tmp_path: Path, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wishes: list[PlaceAgent] = []
+    place = RegistryCalls.place_agents
+
+    async def noted(self: RegistryCalls, asked: list[PlaceAgent]) -> list[str]:
+        wishes.extend(asked)
+        return await place(self, asked)
+
+    def wanted() -> dict[str, str | None]:
+        found = {wish.stream.agent_id: wish.near for wish in wishes}
+        wishes.clear()
+        return found
+
+    monkeypatch.setattr(RegistryCalls, "place_agents", noted)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "f.txt").write_text("a copy")
+    async with running(tmp_path) as (runtime, stage, model):
+        work, here = runtime.workspace(tmp_path / "work"), cluster_of(runtime).node_id
+        own = Workdir.copy(str(tmp_path / "tree"))
+        session = await work.create_session(model=model, profile="bare", workdir=own)
+        await (await session.main.submit("one")).result(20)
+        plain = await work.create_session(model=model, profile="bare")
+        await (await plain.main.submit("one")).result(20)
+        assert wanted() == {"main": None}, "a new one has no directory yet"
+        stage.gate.clear()
+        swarm = await session.start_swarm("{{item}}", ["a"], profile="bare", workdir=own, keep_workdirs=True)
+        await stage.until_running(1)
+        wanted()
+        for kind in kinds:
+            for host in await hosts_of(runtime, kind):
+                cluster_of(runtime).kill_host(host)
+        stage.gate.set()
+        assert (await swarm.result()).ok
+        await (await session.main.submit("two")).result(20)
+        assert wanted() == {"main": here, "agent-1": here}
+        await (await session.agent("agent-1").submit("you too")).result(20)
+        assert wanted() == {"agent-1": here}
+        await session.close()
+        again = await work.resume(session.id)
+        assert wanted() == {"main": here}
+        await again.close()
+        (fork,) = await work.fork_many(session.id, 1, workdir="copy")
+        assert wanted()["main"] == here, "where its directory was made before it was there"
+        await fork.close()
+        await (await plain.main.submit("two")).result(20)
+        assert set(wanted().values()) == {None}
 
 
 def left_nothing_but_what_was_told(factories: Any) -> bool:

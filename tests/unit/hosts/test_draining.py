@@ -94,6 +94,7 @@ async def test_the_idle_leave_hosts_end_and_nobody_comes_again(world):
     assert report["stopped"][-1] == there or there in report["stopped"]
     assert FakeCore.made[there].closed and A not in where(cluster).values()
     placed = await place(cluster, *[None] * 6)
+    placed += await call(cluster, "place_agents", [PlaceAgent(Stream("s", "main"), near=A)])
     assert {where(cluster)[name] for name in placed} == {B}
     told = {one["node_id"]: one["draining"] for one in (await call(cluster, "status"))["nodes"]}
     assert told[A]["done"] and told[B] is None

@@ -135,6 +135,29 @@ async def test_a_wanted_node_is_used_or_named(world):
     assert caught.value.code == "infra.unschedulable"
 
 
+async def test_a_near_node_is_tried_first_and_another_taken_when_it_cannot(world):
+    cluster = await world([node("a", head=True), node("bb"), node("ccc")], hosts_per_node=1)
+    await until(lambda: len(cluster.on("agents")) == 1)
+    (warm,) = cluster.on("agents")
+    other = "bb" if warm.node_id == "ccc" else "ccc"
+    placed = await place(cluster, *(wish(n, near=other) for n in range(3)), wish(3, near="a"), wish(4, near="gone"))
+    where = {host.name: host.node_id for host in cluster.started}
+    assert [where[name] for name in placed[:4]] == [other, other, other, "a"]
+    assert where[placed[4]] in ("bb", "ccc")
+    cluster.refuse.add(other)
+    (alone,) = await place(cluster, wish(5, near=other, isolation="dedicated"))
+    assert {host.name: host.node_id for host in cluster.started}[alone] == warm.node_id
+    assert (await place(cluster, wish(6, node_id=warm.node_id, near=other))) == [warm.name]
+
+
+async def test_a_near_node_that_is_gone_is_not_waited_for(world):
+    cluster = await world([node("bb", alive=False), node("ccc")], hosts_per_node=1)
+    cluster.known = [node("bb", alive=False), node("ccc"), node("eeeee", alive=False)]
+    placed = await place(cluster, wish(0, near="bb"), wish(1, near="eeeee"))
+    assert {host.node_id for host in cluster.started if host.name in placed} == {"ccc"}
+    assert (await call(cluster, "status"))["failures"] == {}, "nothing was tried on it"
+
+
 async def test_a_node_that_cannot_is_passed_over(world):
     cluster = await world([node("bb"), node("ccc")], wait=False)
     cluster.refuse.add("bb")

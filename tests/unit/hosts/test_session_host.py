@@ -11,6 +11,7 @@ import pytest
 from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.session_host import SessionHost
+from kimi_ray.store.seam import Stream
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 
@@ -41,6 +42,29 @@ async def test_a_session_that_cannot_be_published_leaves_nothing(tmp_path: Path)
         assert sum(row["load"] for row in status["hosts"]) == 0
         fine = await work.create_session("s2", model=model, profile="bare")
         assert (await (await fine.main.submit("x")).result(10)).text == "did x"
+
+
+async def test_an_opening_that_failed_closes_nothing_that_is_another_claims(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        cluster = cluster_of(runtime)
+        store = core_of(cluster, (await hosts_of(runtime, "sessions"))[0])._services.store
+        main = Stream("s1", "main")
+        living: list[Any] = []
+
+        async def overtaken(*_args: Any) -> int:
+            for name in await hosts_of(runtime, "agents"):
+                core: Any = cluster._held[name].core
+                if main in core._agents:
+                    core._claims[main] = "another"
+                    living.append(core)
+            raise StoreError("no space", code="store.no_space", hint="free some")
+
+        store.write_document = overtaken  # type: ignore[method-assign]
+        with pytest.raises(StoreError):
+            await work.create_session("s1", model=model, profile="bare")
+        (host,) = living
+        assert main in host._agents and not host._agents[main].closed
 
 
 async def test_a_creation_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:

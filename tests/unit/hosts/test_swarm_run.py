@@ -264,6 +264,43 @@ async def test_a_call_whose_answer_is_lost_is_made_again_as_it_was() -> None:
     assert len(nonces) == 3
 
 
+async def test_who_is_brought_back_goes_where_its_own_directory_is() -> None:
+    world = World(3)
+    wishes: list[PlaceAgent] = []
+    place = world.place_agents
+
+    async def noted(asked: list[PlaceAgent]) -> list[str]:
+        wishes.extend(asked)
+        return await place(asked)
+
+    async def node_of(stream: Stream, _workdir: Any) -> str | None:
+        return "node-7" if stream.agent_id == "agent-1" else None
+
+    world.place_agents = noted  # type: ignore[method-assign]
+    world.held = {"p0", "p1", "p2"}
+    spec, rollouts = spec_of(3)
+    run = SwarmRun(spec, replace(world.services(), node_of=node_of))
+    await run.feed(rollouts)
+    async with asyncio.timeout(5):
+        while len(world.running) < 3:
+            await asyncio.sleep(0.002)
+    assert {wish.stream.agent_id: wish.near for wish in wishes} == dict.fromkeys(("agent-1", "agent-2", "agent-3"))
+    wishes.clear()
+    for (stream, _), (host, _) in list(world.running.items()):
+        if stream.agent_id != "agent-3":
+            world.kill(host)
+        else:
+            world.end("p2")  # its place is free now, and not for who wants to be elsewhere
+    async with asyncio.timeout(5):
+        while "agent-1" not in {wish.stream.agent_id for wish in wishes}:
+            await asyncio.sleep(0.002)
+    for text in ("p0", "p1"):
+        world.end(text)
+    await rows_of(run)
+    near = {wish.stream.agent_id: wish.near for wish in wishes}
+    assert near.pop("agent-1") == "node-7" and set(near.values()) <= {None}
+
+
 async def test_a_host_lost_during_the_call_leaves_open_whether_the_log_exists() -> None:
     world = World(2)
     known: dict[Stream, str] = {}
