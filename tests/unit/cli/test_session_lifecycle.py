@@ -16,10 +16,8 @@ from tests.unit.cli.conftest import Cli
 
 @pytest.fixture
 def ids(cli: Cli, place: Path) -> list[str]:
-    made = [
-        cli("run", text, "--address", "in-process", "--profile", "bare", "--model", "scripted", "--json").document["session_id"]
-        for text in ("one", "two")
-    ]
+    options = ("--address", "in-process", "--profile", "bare", "--model", "scripted", "--json")
+    made = [cli("run", text, *options).document["session_id"] for text in ("one", "two")]
     assert len(set(made)) == 2
     return made
 
