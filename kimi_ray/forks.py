@@ -13,7 +13,7 @@ from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault
 from kimi_ray.hosts.fork_words import MAX_FORKS, ForkedSession, ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.ports import is_lost
-from kimi_ray.ids import new_session_id, new_ulid
+from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid
 from kimi_ray.runs.seeds import fork_seed
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_lifecycle import Lifecycle, checked_id
@@ -194,11 +194,13 @@ def fork_spec(
         home: The workspace of the forks, of which the source must be too; None takes the source's.
 
     Raises:
-        ConfigError: ``request.invalid`` {count} or {seeds}, {workdir}; ``request.bad_argument``.
+        ConfigError: ``request.invalid`` {count}, {seeds}, {agent_id}, or {workdir}; ``request.bad_argument``.
         SessionError: ``session.bad_id``, ``session.bad_metadata``.
     """
     check_settings(sampling=(Sampling, sampling))
     checked_id(session_id)
+    if not isinstance(agent_id, str) or not is_path_safe_id(agent_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _invalid("agent_id", agent_id, "kimi-ray sessions show lists the agents of a session")
     if type(count) is not int or not 1 <= count <= MAX_FORKS:
         raise _invalid("count", count, f"give 1 to {MAX_FORKS:,}")
     if not isinstance(workdir, Workdir) and workdir not in ("shared", "copy", "git"):
@@ -220,8 +222,8 @@ def fork_spec(
         workdir=workdir,
         sampling=sampling,
         seeds=_seeds(seeds, count),
-        metadata=checked_metadata(metadata or {}),
-        tags=checked_tags(tags or {}),
+        metadata=checked_metadata(metadata),
+        tags=checked_tags(tags),
     )
 
 
@@ -239,5 +241,9 @@ def _seeds(seeds: int | Sequence[int] | None, count: int) -> tuple[int, ...] | N
 
 
 def _invalid(what: str, given: object, hint: str) -> ConfigError:
-    shown = given if isinstance(given, str | int | float | bool) else repr(given)[:200]
+    shown = given if isinstance(given, int | float | bool) else _text(given)[:200]
     return ConfigError(f"{what} cannot be {shown!r}", code="request.invalid", hint=hint, details={what: shown})
+
+
+def _text(given: object) -> str:
+    return (given if isinstance(given, str) else repr(given)).encode(errors="backslashreplace").decode()

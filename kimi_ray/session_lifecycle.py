@@ -60,9 +60,16 @@ class Lifecycle:
         self, session_ids: Iterable[str], workspaces: Sequence[str] | None = None, *, concurrency: int = 8
     ) -> list[ArchiveResult]:
         """See ``Runtime.archive_many``."""
-        if concurrency < 1:
+        if type(concurrency) is not int or concurrency < 1:
             raise ConfigError(
-                f"a concurrency of {concurrency}", code="request.out_of_range", hint="give 1 or more, or leave it out"
+                f"a concurrency of {concurrency!r}", code="request.out_of_range", hint="give 1 or more, or leave it out"
+            )
+        if isinstance(session_ids, str | bytes) or not isinstance(session_ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"session_ids must be a list of ids, not {type(session_ids).__name__}",
+                code="request.bad_argument",
+                hint="archive_many([id, ...]), or archive(id)",
+                details={"argument": "session_ids"},
             )
         gate = asyncio.Semaphore(concurrency)
 
@@ -72,7 +79,7 @@ class Lifecycle:
                     await self.archive(session_id, workspaces)
                 except KimiRayError as error:
                     reason = "not_found" if error.code == "session.not_found" else "error"
-                    return ArchiveResult(id=session_id, ok=False, reason=reason, message=error.message)
+                    return ArchiveResult(id=_shown(session_id), ok=False, reason=reason, message=error.message)
             return ArchiveResult(id=session_id, ok=True)
 
         return list(await asyncio.gather(*(one(session_id) for session_id in session_ids)))
@@ -109,11 +116,16 @@ def checked_id(session_id: str) -> str:
     Raises:
         SessionError: ``session.bad_id``.
     """
-    if is_path_safe_id(session_id):
+    if isinstance(session_id, str) and is_path_safe_id(session_id):  # pyright: ignore[reportUnnecessaryIsInstance]
         return session_id
     raise SessionError(
-        f"{session_id[:80]!r} cannot be a session's id",
+        f"{_shown(session_id)[:80]!r} cannot be a session's id",
         code="session.bad_id",
         hint="use 1 to 128 letters, digits, _ and -",
-        details={"session_id": session_id[:200]},
+        details={"session_id": _shown(session_id)[:200]},
     )
+
+
+def _shown(given: object) -> str:
+    """Anything, as text that can be written down."""
+    return (given if isinstance(given, str) else repr(given)).encode(errors="backslashreplace").decode()

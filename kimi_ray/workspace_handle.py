@@ -117,8 +117,8 @@ class Workspace:
                 create=True,
                 main=main,
                 title=checked_title(title),
-                metadata=checked_metadata(metadata or {}),
-                tags=checked_tags(tags or {}),
+                metadata=checked_metadata(metadata),
+                tags=checked_tags(tags),
                 isolation=isolation,
                 node_id=runtime.pinned(place),
             )

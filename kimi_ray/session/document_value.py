@@ -119,8 +119,8 @@ def new_document(
         "workspace_id": workspace_id,
         "agents": {},
         "agent_count": 0,
-        "custom": checked_metadata(metadata or {}),
-        "tags": checked_tags(tags or {}),
+        "custom": checked_metadata(metadata),
+        "tags": checked_tags(tags),
     }
     if title is not None:
         value["title"] = title
@@ -300,9 +300,15 @@ def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
             hint=f"fields are {', '.join(sorted(_CALLER_KEYS))}",
             details={"key": unknown[0]},
         )
-    metadata = checked_metadata(patch.get("metadata") or {})
-    tags = cast("Value", patch.get("tags") or {})
-    checked_tags({key: text for key, text in tags.items() if text is not None})
+    metadata = checked_metadata(patch.get("metadata"))
+    tags: Any = patch.get("tags")
+    if isinstance(tags, Mapping):
+        checked_tags({key: text for key, text in cast("Value", tags).items() if text is not None})
+    changes = {
+        "custom": metadata,
+        "tags": cast("Value", tags or {}) if isinstance(tags, Mapping) else checked_tags(tags),
+    }
+    merged = {name: merged_metadata(value[name], change) for name, change in changes.items() if change}
     title = checked_title(patch.get("title"))
     kind = _checked_kind(patch.get("title_kind", "custom"))
     updated_at = _checked_time(patch.get("updated_at"))
@@ -319,11 +325,9 @@ def with_patch(value: Value, patch: Mapping[str, Any], *, now: int) -> bool:
             value["archived_at"] = now
         else:
             value.pop("archived_at", None)
-    for field_name, change in (("custom", metadata), ("tags", tags)):
-        if change:
-            merged = {**value[field_name], **change}
-            value[field_name] = {key: item for key, item in merged.items() if item is not None}
-            touched = True
+    if merged:
+        value.update(merged)
+        touched = True
     if updated_at is not None:
         value["updated_at"] = updated_at
     elif touched:
@@ -371,36 +375,63 @@ def checked_title(title: str | None) -> str | None:
     return title
 
 
-def checked_metadata(metadata: Mapping[str, Any]) -> Value:
-    """A copy of caller metadata under the JSON rule.
+def checked_metadata(metadata: Mapping[str, Any] | None) -> Value:
+    """A copy of caller metadata under the JSON rule, of at most ``MAX_METADATA_BYTES``.
 
     Raises:
         SessionError: ``session.bad_metadata``.
     """
-    try:
-        checked = cast("Value", thaw(freeze(dict(metadata))))
-        if len(encode(checked)) > MAX_METADATA_BYTES:
-            raise SessionError(
-                f"metadata of more than {MAX_METADATA_BYTES} bytes",
-                code="session.bad_metadata",
-                hint="it is read with every listing: keep large data in a file and its path here",
-            )
-        return checked
-    except LogError as error:
-        raise SessionError(
-            f"metadata: {error.message}", code="session.bad_metadata", hint="metadata is plain JSON"
-        ) from None
+    return _storable("metadata", metadata, "metadata is plain JSON: a mapping of text")
 
 
-def checked_tags(tags: Mapping[str, Any]) -> dict[str, str]:
-    """A copy of tags: text to text.
+def checked_tags(tags: Mapping[str, Any] | None) -> dict[str, str]:
+    """A copy of tags: text to text, together at most ``MAX_METADATA_BYTES``.
 
     Raises:
         SessionError: ``session.bad_metadata``.
     """
-    for key, text in tags.items():
+    for key, text in tags.items() if isinstance(tags, Mapping) else ():
         if type(key) is not str or type(text) is not str:
             raise SessionError(
                 f"the tag {key!r} is not text", code="session.bad_metadata", hint="tags map text to text"
             )
-    return dict(tags)
+    return _storable("tags", tags, "tags map text to text")
+
+
+def merged_metadata(before: Mapping[str, Any], change: Mapping[str, Any]) -> Value:
+    """Caller metadata, or tags, with a change on top; None removes a key.
+
+    Raises:
+        SessionError: ``session.bad_metadata`` when it grows beyond ``MAX_METADATA_BYTES`` by that.
+    """
+    merged = {key: item for key, item in {**before, **change}.items() if item is not None}
+    size = len(encode(merged))
+    if size > MAX_METADATA_BYTES and size > len(encode(dict(before))):
+        raise _too_large("metadata, with what is there already,")
+    return merged
+
+
+def _storable(name: str, given: object, hint: str) -> Value:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SessionError(
+            f"{name} cannot be a {type(given).__name__}", code="session.bad_metadata", hint=hint, details={"key": name}
+        )
+    try:
+        checked = cast("Value", thaw(freeze(dict(cast("Value", given)))))
+        size = len(encode(checked))
+    except LogError as error:
+        why = error.message.encode(errors="backslashreplace").decode()  # it names keys as they are
+        raise SessionError(f"{name}: {why}", code="session.bad_metadata", hint=hint) from None
+    if size > MAX_METADATA_BYTES:
+        raise _too_large(name)
+    return checked
+
+
+def _too_large(name: str) -> SessionError:
+    return SessionError(
+        f"{name} of more than {MAX_METADATA_BYTES} bytes",
+        code="session.bad_metadata",
+        hint="it is read with every listing: keep large data in a file and its path here",
+    )

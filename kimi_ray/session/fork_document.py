@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from kimi_ray.session.document_value import MAX_TITLE_CHARS, new_document, with_agents
+from kimi_ray.session.document_value import MAX_TITLE_CHARS, merged_metadata, new_document, with_agents
 from kimi_ray.session.fork_plan import ForkPlan
 
 NOT_INHERITED = "goal"
@@ -44,8 +44,7 @@ def fork_document(
     Raises:
         SessionError: ``session.bad_metadata``.
     """
-    custom: dict[str, Any] = {**(source.get("custom") or {}), **(metadata or {})}
-    custom.pop(NOT_INHERITED, None)
+    custom = _over(source.get("custom"), {**(metadata or {}), NOT_INHERITED: None})
     if child:
         custom |= {"parent_session_id": plan.source.session_id, "child_session_kind": "child"}
     value = new_document(
@@ -54,10 +53,10 @@ def fork_document(
         cwd=cwd,
         now=plan.created_at,
         title=title,
-        metadata=custom,
-        tags={**(source.get("tags") or {}), **(tags or {})},
         forked_from=plan.forked_from,
     )
+    # What the source has is no reason to refuse its forks, however large: only what is put on top of it is checked.
+    value["custom"], value["tags"] = custom, _over(source.get("tags"), tags or {})
     if title is None:
         named = f"{'Child' if child else 'Fork'}: {source.get('title') or plan.source.session_id}"
         value["title"], value["title_kind"] = named[:MAX_TITLE_CHARS], "replaceable"
@@ -74,3 +73,8 @@ def fork_document(
         value["fork_left_out"] = left_out
     with_agents(value, list(plan.agents))
     return value
+
+
+def _over(inherited: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    before: dict[str, Any] = dict(cast("Mapping[str, Any]", inherited)) if isinstance(inherited, Mapping) else {}
+    return merged_metadata(before, given)

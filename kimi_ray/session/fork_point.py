@@ -80,10 +80,15 @@ def _parsed(at: object) -> ForkPoint:
 
 
 def _invalid(at: object) -> ConfigError:
-    shown = at if isinstance(at, str | int | float | bool) else repr(at)
+    shown = at if isinstance(at, int | float | bool) else _text(at)
     return ConfigError(
-        f"{at!r} is no point to fork at",
+        f"{shown!r} is no point to fork at",
         code="request.invalid",
         hint='write "3" for through turn 3, "0.17" for through step 17 of turn 0, "^3" for before turn 3',
         details={"at": shown},
     )
+
+
+def _text(at: object) -> str:
+    """As text that can be written down, and is not too long for a message."""
+    return (at if isinstance(at, str) else repr(at))[:200].encode(errors="backslashreplace").decode()
