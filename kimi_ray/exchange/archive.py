@@ -181,7 +181,8 @@ class _Export:
             try:
                 page = await self._store.read_from(stream, seq, _PAGE_EVENTS)
             except KimiRayError as error:
-                if error.code not in UNREADABLE:
+                cut_off = error.code == "store.not_found" and await self._is_listed(stream)  # right behind its header
+                if error.code not in UNREADABLE and not cut_off:
                     raise
                 tries += 1
                 if tries < _TRIES:
@@ -200,6 +201,9 @@ class _Export:
             return seq, (await self._store.read_from(stream, seq, 1)).next_seq <= seq
         except KimiRayError:
             return seq, False
+
+    async def _is_listed(self, stream: Stream) -> bool:
+        return any(log.stream == stream for log in await self._store.list(self._session_id))
 
     async def _blob(self, digest: str) -> dict[str, Any]:
         try:

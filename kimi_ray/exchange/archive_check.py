@@ -10,11 +10,12 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.events import decode, parse_header
 from kimi_ray.exchange.archive import FORMAT, MANIFEST, VERSION, names_of
+from kimi_ray.exchange.archive_shape import shape_problems
 from kimi_ray.settings import Settings
 from kimi_ray.store.checkup import blob_references
 
@@ -67,10 +68,7 @@ def _manifest(archive: zipfile.ZipFile, shown: str) -> dict[str, Any]:
             raise _not_one(shown, "its manifest is of something else")
         if found["version"] != VERSION:
             raise _not_one(shown, f"it has version {found['version']}, this program reads {VERSION}")
-        lists = [found["agents"], found["blobs"], found["files"], found["problems"]]
-        if not all(isinstance(one, list) for one in lists):
-            raise _not_one(shown, "its manifest is incomplete")
-        list(names_of(found))
+        _Manifest.model_validate(found)
     except (KeyError, TypeError, ValueError, *_BROKEN) as error:
         raise _not_one(shown, f"its manifest cannot be read: {error}") from error
     return found
@@ -83,6 +81,40 @@ def _not_one(shown: str, why: str) -> ConfigError:
         hint="kimi-ray sessions export ID makes one",
         details={"file": shown},
     )
+
+
+class _Session(BaseModel):
+    session_id: str
+
+
+class _Agent(BaseModel):
+    agent_id: str
+    events: int
+    file: str | None = None
+
+
+class _Blob(BaseModel):
+    digest: str
+    missing: bool = False
+
+
+class _File(BaseModel):
+    path: str
+    sha256: str
+    bytes: int
+
+
+class _Manifest(BaseModel):
+    """What must be in a manifest; a ``ValidationError`` is a ``ValueError``."""
+
+    model_config = ConfigDict(strict=True)
+
+    ok: bool
+    session: _Session
+    agents: list[_Agent]
+    blobs: list[_Blob]
+    files: list[_File]
+    problems: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -98,8 +130,7 @@ class _Check:
         self._manifest = manifest
         self._problems: list[dict[str, Any]] = []
         self._blobs: set[str] = set()
-        session: dict[str, Any] = manifest.get("session") or {}
-        self._session_id: str | None = session.get("session_id")
+        self._session_id: str = manifest["session"]["session_id"]
 
     def run(self) -> ArchiveCheck:
         manifest = self._manifest
@@ -108,6 +139,9 @@ class _Check:
         self._expect(len(set(names)) == len(names), "a file is in the archive twice")
         for name in sorted(set(names) - {*listed, MANIFEST}):
             self._expect(False, "a file is not in the manifest", path=name)
+        self._expect(len(set(listed)) == len(listed), "the manifest names a file twice")
+        for message in shape_problems(self._archive):
+            self._expect(False, message)
         agents = {one.get("file"): one for one in manifest["agents"]}
         events = 0
         for one in manifest["files"]:
@@ -124,6 +158,11 @@ class _Check:
                 "a file is not the one that was exported",
                 path=name,
             )
+            self._expect(
+                name in agents or not name.startswith("agents/"),
+                "a log is not one of an agent in the manifest",
+                path=name,
+            )
             if name in agents:
                 told = agents[name].get("events")
                 self._expect(seen.events == told, f"{seen.events} events, not {told}", path=name)
@@ -135,6 +174,10 @@ class _Check:
         known = {one.get("digest") for one in manifest["blobs"]}
         for digest in sorted(self._blobs - known):
             self._expect(False, "a blob is named by an event and not in the manifest", digest=digest)
+        for one in manifest["blobs"]:
+            name = f"blobs/{one['digest'].removeprefix('sha256:')}"
+            there = one.get("missing", False) or name in listed
+            self._expect(there, "a blob in the manifest is not among the files", path=name)
         return ArchiveCheck(
             ok=not self._problems,
             session_id=self._session_id,

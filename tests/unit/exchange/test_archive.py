@@ -252,6 +252,42 @@ async def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
             assert error.code == "export.not_an_archive", at
 
 
+async def test_what_readers_of_zip_files_could_see_differently_is_noticed(tmp_path: Path) -> None:
+    await fill(tmp_path / "home", BACKENDS[0], events=4)
+    source, target = tmp_path / "a.zip", tmp_path / "b.zip"
+    await export_session(open_store(tmp_path / "home"), SESSION, source)
+    whole = source.read_bytes()
+    with zipfile.ZipFile(source) as found:
+        _, second, *_ = found.infolist()
+        start = found.start_dir
+    harmless = range(10, 14)  # the time, in a header that readers may or may not look at
+    places = [at for at in (*range(30), *range(second.header_offset - 24, second.header_offset)) if at not in harmless]
+    cases = {f"byte {at}": whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :] for at in places}
+    cases |= {f"end {at}": whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :] for at in range(-22, 0)}
+    cases |= {"in front": b"x" * 40 + whole, "behind": whole + b"x" * 40}
+    cases |= {"between": whole[:start] + b"x" * 8 + whole[start:-6] + (start + 8).to_bytes(4, "little") + whole[-2:]}
+    for name, damaged in cases.items():
+        target.write_bytes(damaged)
+        try:
+            assert not verify_archive(target).ok, name
+        except KimiRayError as error:
+            assert error.code == "export.not_an_archive", name
+    rewritten(source, target, lambda files: None)  # by another program, with another frame
+    assert verify_archive(target).ok
+
+
+async def test_a_log_that_was_cut_off_behind_its_header_stops_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    await fill(home, BACKENDS[0])
+    reading = open_store(home)
+    agent = Path(str(await reading.locate(Stream(SESSION, "agent-1"))))
+    agent.write_bytes(agent.read_bytes().split(b"\n")[0] + b"\n")
+    manifest = await export_session(reading, SESSION, tmp_path / "a.zip")
+    assert [(one["agent_id"], one["events"]) for one in manifest["agents"]] == [("agent-1", 0), ("main", 30)]
+    assert [one["code"] for one in manifest["problems"]] == ["store.not_found"]
+    assert verify_archive(tmp_path / "a.zip").ok
+
+
 def rewritten(source: Path, target: Path, change: Any) -> None:
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         files = {name: old.read(name) for name in old.namelist()}
@@ -292,6 +328,9 @@ async def test_forgeries(tmp_path: Path) -> None:
         "a file more": lambda files: files.update(extra=b"x"),
         "a file fewer": lambda files: files.pop("document.json"),
         "a blob unlisted": lambda files: edit_manifest(files, lambda m: m["blobs"].clear()),
+        "a log of nobody": lambda files: edit_manifest(files, lambda m: m["agents"].clear()),
+        "a file named twice": lambda files: edit_manifest(files, lambda m: m.update(files=m["files"] * 2)),
+        "a blob of nowhere": lambda files: edit_manifest(files, lambda m: m["blobs"].append({"digest": "sha256:00"})),
         "another blob": lambda files: files.update({f"blobs/{digest[7:]}": b"abd"}),
     }
     for name, change in forgeries.items():
@@ -302,6 +341,13 @@ async def test_forgeries(tmp_path: Path) -> None:
         "other": lambda files: edit_manifest(files, lambda m: m.update(format="x")),
         "list": lambda files: files.update({"manifest.json": b"[]"}),
         "none": lambda files: files.pop("manifest.json"),
+        "agents": lambda files: edit_manifest(files, lambda m: m.update(agents=[3])),
+        "agent": lambda files: edit_manifest(files, lambda m: m["agents"][0].update(file=["a"])),
+        "blobs": lambda files: edit_manifest(files, lambda m: m.update(blobs=[{"digest": [1]}])),
+        "files": lambda files: edit_manifest(files, lambda m: m.update(files=[{"path": 3}])),
+        "session": lambda files: edit_manifest(files, lambda m: m.update(session=[1])),
+        "session id": lambda files: edit_manifest(files, lambda m: m["session"].update(session_id=3)),
+        "problems": lambda files: edit_manifest(files, lambda m: m.update(problems="none")),
     }
     for name, change in newer.items():
         rewritten(tmp_path / "a.zip", tmp_path / "b.zip", change)
