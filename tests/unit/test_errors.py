@@ -15,6 +15,7 @@ from kimi_ray.errors import (
     RunError,
     RuntimeFault,
     StoreError,
+    ToolError,
     as_error,
     error_from_data,
 )
@@ -54,6 +55,10 @@ def test_an_error_without_any_data_can_be_read() -> None:
         (RuntimeFault("m", code="infra.actor_died"), "infra"),
         (RunError("m", code="swarm.cancelled"), "cancelled"),
         (ConfigError("m", code="config.invalid"), "user_code"),
+        (ToolError("m", code="workdir.no_git"), "environment"),
+        (ToolError("m", code="workdir.bad_ref"), "environment"),
+        (ToolError("m", code="workdir.not_a_repository"), "environment"),
+        (ToolError("m", code="workdir.lost"), "infra"),
     ],
 )
 def test_classes_that_retry_rules_group_by(error: KimiRayError, expected: str) -> None:
