@@ -108,6 +108,8 @@ class ColdSessions:
     async def delete(self, session_id: str, workspaces: Collection[str] | None) -> None:
         """Delete for good: the tombstone first, so that nobody brings it back; then logs and private directories.
 
+        One that is deleted already is not found, and what an earlier deletion may have left of its directories goes.
+
         Raises:
             SessionError, StoreError: as ``set_archived``. A document that cannot be read hinders only a caller that
                 asks for certain workspaces.
@@ -115,6 +117,8 @@ class ColdSessions:
         try:
             found = await self.find(session_id, workspaces)
         except KimiRayError as error:
+            if error.code == "session.not_found" and await self._is_deleted(session_id):
+                await self.drop_workdirs(session_id)
             if workspaces is not None or error.code not in ("store.corrupt", "session.version_unsupported"):
                 raise
             found = StoredSession(session_id, "", 0, {})
@@ -126,6 +130,13 @@ class ColdSessions:
                     pass  # whoever lives on is refused by the tombstone
             await self._store.remove(session_id)
         await self.drop_workdirs(session_id)
+
+    async def _is_deleted(self, session_id: str) -> bool:
+        try:
+            await self._store.read_document(session_id)
+        except StoreError as error:
+            return error.code == "store.deleted"
+        return False
 
     async def drop_workdirs(self, session_id: str) -> None:
         """Remove the private working directories of a deleted session on every node that has a host of agents.

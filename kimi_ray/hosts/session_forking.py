@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
-from kimi_ray.hosts.cold_sessions import ColdSessions
+from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
@@ -27,6 +27,7 @@ from kimi_ray.session.fork_plan import ForkPlan, plan_fork
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Document, SessionCopy, Stream
+from kimi_ray.tools.carried import fingerprint_of
 from kimi_ray.tools.workdirs import workdir_name
 
 _COPIES_AT_ONCE = 4
@@ -95,7 +96,14 @@ class SessionForking:
             if source.session_id not in self._sessions:
                 await stack.enter_async_context(self._placed(source.session_id))
             made = await self._published(spec)
-            return await self._fork(spec, source) if made is None else made
+            if made is not None:
+                return made
+            try:
+                return await self._fork(spec, source)
+            except StoreError as error:
+                if error.code == "store.deleted" and error.details.get("session_id") == source.session_id:
+                    raise no_session(source.session_id) from error  # another program deleted it meanwhile
+                raise
 
     async def _fork(self, spec: ForkSpec, source: Stream) -> list[ForkedSession]:
         live = self._sessions.get(source.session_id)
@@ -400,7 +408,7 @@ class _Workdirs:
         nonce = f"{spec.group}{spec.attempt}"
         wishes = [(wanted, workdir_name(session_id, MAIN, nonce), list(spec.leave_out)) for session_id in spec.targets]
         free = services.config.workspace_shared and wanted.kind != "factory"
-        place = PlaceAgent(Stream(spec.targets[0], MAIN), None, None if free else node)
+        place = PlaceAgent(Stream(spec.targets[0], MAIN), None, None if free else node, fingerprint_of((), wanted))
         (host,) = await services.registry.place_agents([place])
         self._host = host
         try:
