@@ -20,6 +20,7 @@ from kimi_ray.session_lifecycle import Lifecycle, checked_id
 from kimi_ray.session_link import Notes
 from kimi_ray.settings import Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Document, Stream
+from kimi_ray.tools.carried import carried_workdir
 
 FORK_S = 900.0
 """Longest wait for a call that forks: directories may have to be copied."""
@@ -112,7 +113,8 @@ class Forks:
         courier = self._courier
         self.check_open()
         await self._notes.flush()
-        spec = replace(spec, node_id=courier.cluster.node_id, leave_out=(courier.config.home,))
+        workdir = carried_workdir(spec.workdir) if isinstance(spec.workdir, Workdir) else spec.workdir
+        spec = replace(spec, workdir=workdir, node_id=courier.cluster.node_id, leave_out=(courier.config.home,))
         work = asyncio.ensure_future(self._ask(spec))
         try:
             return await asyncio.shield(work)

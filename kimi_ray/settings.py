@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from kimi_ray.errors import ConfigError
 
@@ -138,6 +138,7 @@ class Workdir(Settings):
     """``shared`` only: the user accepts that several agents write into one directory."""
     timeout_s: float | None = Field(default=None, gt=0)
     """``factory`` only: seconds for making, and for releasing; None is 600."""
+    _code: str = PrivateAttr("")
 
     @classmethod
     def none(cls) -> Workdir:
@@ -185,6 +186,17 @@ class Workdir(Settings):
     def is_private(self) -> bool:
         """Whether an agent has a directory of its own, which is only on the node where it was made."""
         return self.kind in ("copy", "git", "factory")
+
+    @property
+    def code(self) -> str:
+        """A digest of the code that a factory on its way to a node is of, where it is known; it is in no log."""
+        return self._code
+
+    def with_code(self, digest: str) -> Self:
+        """The same, with the digest of its code."""
+        found = self.model_copy()
+        found._code = digest
+        return found
 
     def within(self, cwd: str) -> Self:
         """The same with an absolute path: relative ones are relative to ``cwd``, ``~`` is the home directory. A

@@ -22,6 +22,7 @@ from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_f
 from kimi_ray.session_lifecycle import ArchiveResult, checked_id
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Stream
+from kimi_ray.tools.carried import carried_workdir
 from kimi_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Workspace:
             sampling: Of all its turns.
             limits: Of the session's tree: main and all agents of its swarms together, over their whole life. The two
                 times are main's alone.
-            workdir: Where it works; None is this workspace.
+            workdir: Where it works; relative paths are relative to this workspace. None is this workspace.
             metadata: The caller's, plain JSON; kept in the session's document.
             tags: The caller's, text to text.
             isolation: ``dedicated`` gives session and agent processes of their own.
@@ -86,7 +87,8 @@ class Workspace:
         chosen = new_session_id() if session_id is None else checked_id(session_id)
         bound, user_tools = bind_profile(profile, system_prompt, tools)
         resolved = runtime.resolve_model(model if model is not None else bound.model)
-        place = workdir if workdir is not None else Workdir.shared(self.path, writes=True)
+        own = workdir if workdir is not None else Workdir.shared(self.path, writes=True)
+        place = carried_workdir(own.within(self.path))
         header = LogHeader(
             session_id=chosen,
             agent_id=MAIN,
@@ -266,7 +268,8 @@ class Workspace:
             new_session_id: Must be free; None makes one.
             title: None makes ``Fork: ...``, which a prompt may replace.
             workdir: ``shared``: the source's directory, which goes when its agent does if it is a private one;
-                ``copy``: a copy of it as it is now; ``git``: a worktree of its repository; or a ``Workdir``.
+                ``copy``: a copy of it as it is now; ``git``: a worktree of its repository; or a ``Workdir``, whose
+                relative path is relative to this workspace.
             sampling: Over the source's.
             metadata: Over the source's, of which ``goal`` is left out.
             tags: Over the source's.
@@ -291,7 +294,7 @@ class Workspace:
             turn_index=turn_index,
             new_session=new_session_id,
             title=title,
-            workdir=workdir,
+            workdir=self._within(workdir),
             sampling=sampling,
             metadata=metadata,
             tags=tags,
@@ -347,7 +350,7 @@ class Workspace:
             at=at,
             turn_index=turn_index,
             title=title,
-            workdir=workdir,
+            workdir=self._within(workdir),
             sampling=sampling,
             seeds=seeds,
             metadata=metadata,
@@ -379,6 +382,9 @@ class Workspace:
             home=Home(self.id, self.path),
         )
         return (await self._forked(spec, model, tools, isolation))[0]
+
+    def _within(self, workdir: ForkWorkdir) -> ForkWorkdir:
+        return workdir.within(self.path) if isinstance(workdir, Workdir) else workdir
 
     async def _forked(
         self,

@@ -302,9 +302,9 @@ class AgentHost:
                 adopted.append(stream.agent_id)
         return adopted
 
-    async def check_tools(self, tools: tuple[Tool, ...]) -> None:
+    async def check_tools(self, tools: tuple[Tool, ...], workdir: Workdir | None = None) -> None:
         """Import the user's tools here; raises ``tool.not_importable`` {tool, node_id}."""
-        self._fingerprint = fingerprint_of(tools) or self._fingerprint
+        self._fingerprint = fingerprint_of(tools, workdir) or self._fingerprint
         check_importable(tools, self._cluster.node_id)
 
     async def let_go(self) -> tuple[int, list[Stream], list[Stream]]:
@@ -323,6 +323,8 @@ class AgentHost:
         Raises:
             ToolError: ``workdir.*``, as ``prepare_workdir``; what was made is removed.
         """
+        for workdir, _, _ in wishes:
+            self._fingerprint = fingerprint_of((), workdir) or self._fingerprint
         return await self._workdirs.make(wishes)
 
     async def drop_workdirs(self, session_ids: list[str]) -> int:
@@ -442,7 +444,7 @@ class AgentHost:
         burial = self._burials.get(stream)
         if burial is not None:
             await asyncio.wait([burial])  # it lets go of what is open under this name
-        await self.check_tools(spec.user_tools)
+        await self.check_tools(spec.user_tools, spec.workdir)
         opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
         log = opened.log
         if log.header.origin == "fork" and log.last_end_seed is None and log.next_seq < (log.header.seed_length or 0):

@@ -29,6 +29,8 @@ class SwarmPlaces:
         self._spec = spec
         self._services = services
         self._free: Counter[str] = Counter()
+        self._codes: dict[str, str] = {}
+        """The code that a host was last taken for."""
         self._balanced = 0.0
 
     async def take(self, attempts: list[Attempt]) -> None:
@@ -47,7 +49,7 @@ class SwarmPlaces:
         near = await self._directories(attempts)
         missing: list[Attempt] = []
         for attempt in attempts:
-            host = next(iter(self._free), None) if attempt.agent_id not in near else None
+            host = self._free_for(self._code_of(attempt)) if attempt.agent_id not in near else None
             if host is None:
                 missing.append(attempt)
                 continue
@@ -56,10 +58,20 @@ class SwarmPlaces:
             if self._free[host] <= 0:
                 del self._free[host]
         if missing:
-            spec, code = self._spec, fingerprint_of(self._spec.user_tools)
-            wishes = [PlaceAgent(a.stream, spec.isolation, spec.node_id, code, near.get(a.agent_id)) for a in missing]
+            spec = self._spec
+            wishes = [
+                PlaceAgent(a.stream, spec.isolation, spec.node_id, self._code_of(a), near.get(a.agent_id))
+                for a in missing
+            ]
             for attempt, host in zip(missing, await self._services.registry.place_agents(wishes), strict=True):
                 attempt.host = host
+                self._codes[host] = self._code_of(attempt)
+
+    def _code_of(self, attempt: Attempt) -> str:
+        return fingerprint_of(self._spec.user_tools, attempt.request.agent.workdir)
+
+    def _free_for(self, code: str) -> str | None:
+        return next((host for host in self._free if self._codes.get(host) == code), None)
 
     def leave(self, host: str) -> None:
         """Somebody needs a place no more: the next may have it."""
@@ -68,6 +80,7 @@ class SwarmPlaces:
     def lost(self, host: str) -> None:
         """A host is gone with all its places."""
         self._free.pop(host, None)
+        self._codes.pop(host, None)
 
     async def give_back(self) -> None:
         """All free places go back to the registry."""

@@ -18,6 +18,7 @@ from kimi_ray.runs.rows import ResultRow
 from kimi_ray.runs.schedule import DEFAULT_RETRY_ON, FailOn, Schedule
 from kimi_ray.runs.seeds import RunSeed
 from kimi_ray.settings import Item, Limits, Sampling, Workdir
+from kimi_ray.tools.carried import carried_workdir
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.workdirs import check_factory, refuse_remote
 
@@ -73,15 +74,20 @@ class RunPlan:
         """What these keys work on, rendered one by one; relative working directories are relative to ``cwd``.
 
         Raises:
-            RunError: ``swarm.prompt_failed``, ``items.unknown_column``.
+            RunError: ``swarm.prompt_failed``, ``items.unknown_column``; ToolError: ``workdir.invalid``.
         """
         by_id = self.by_id()
+        codes: dict[str | None, str] = {}
         for key in keys:
             item = by_id[key.item_id]
             own = item.item
             workdir = render_workdir(self.settings.workdir, item)
             if workdir is not None and cwd is not None:
                 workdir = workdir.within(cwd)
+            if workdir is not None and workdir.kind == "factory":
+                if workdir.path not in codes:
+                    codes[workdir.path] = carried_workdir(workdir).code
+                workdir = workdir.with_code(codes[workdir.path])
             yield Rollout(
                 key=key,
                 index=item.index,

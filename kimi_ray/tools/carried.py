@@ -1,9 +1,9 @@
-"""A user's tools on their way: what a tool says of itself as data, its code sealed until a host of agents uses it.
+"""A user's code on its way: what a tool says of itself as data, its code sealed until a host of agents uses it.
 
 A warm process keeps the modules that it has imported, so the same name may mean old code. Who only passes a tool on (a
-session's host) therefore never imports it, and every tool tells a digest of the code that it needs; hosts are chosen by
-that. The digest covers the modules that a tool comes from and those of the user's that they import, as they stand in
-their files; installed packages count as part of the environment.
+session's host) therefore never imports it, and every tool tells a digest of the code that it needs, as does the factory
+of a working directory; hosts are chosen by that. The digest covers the modules that a tool or a factory comes from and
+those of the user's that they import, as they stand in their files; installed packages count as part of the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from types import ModuleType
 from typing import Any, cast
 
 from kimi_ray.errors import ToolError
+from kimi_ray.settings import Workdir
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.workdirs.factory import load_factory
 
 NEUTRAL = ""
 """The fingerprint of who needs no code of the user's: every host serves it."""
@@ -102,9 +104,27 @@ def carried(tools: Iterable[Tool]) -> tuple[Tool, ...]:
     return tuple(tool if isinstance(tool, CarriedTool) else CarriedTool(tool) for tool in tools)
 
 
-def fingerprint_of(tools: Iterable[Tool]) -> str:
-    """What code an agent with these tools needs; ``NEUTRAL`` without any. Imports nothing."""
+def carried_workdir(workdir: Workdir) -> Workdir:
+    """The directory, with the digest of its code if a factory makes it.
+
+    Raises:
+        ToolError: ``workdir.invalid`` for a factory that cannot be imported here.
+    """
+    if workdir.kind != "factory":
+        return workdir
+    reference = workdir.path or ""
+    function, module = load_factory(reference), reference.partition(":")[0]
+    if not _is_the_users(module):
+        return workdir
+    code = getattr(function, "__code__", None)
+    return workdir.with_code(_digest({module}, [code] if code is not None else []))
+
+
+def fingerprint_of(tools: Iterable[Tool], workdir: Workdir | None = None) -> str:
+    """What code an agent with these tools in this directory needs; ``NEUTRAL`` without any. Imports nothing."""
     digests = sorted({tool.digest for tool in tools if isinstance(tool, CarriedTool)})
+    if workdir is not None and workdir.code:
+        digests.append(workdir.code)
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16] if digests else NEUTRAL
 
 
@@ -131,14 +151,17 @@ def code_digest(tool: Tool) -> str:
 
     Code that is in no file (an interactive session) travels by value, and its digest is of what is sent.
     """
+    return _digest(_modules_of(tool), _functions_of(tool))
+
+
+def _digest(names: set[str], functions: list[Any]) -> str:
     digest = hashlib.sha256()
-    names = _modules_of(tool)
     files = {name: text for name in sorted(_with_imports(names)) if (text := _source(name)) is not None}
     for name, text in files.items():
         digest.update(f"{name} {len(text)} ".encode())
         digest.update(text)
     if not names & set(files):
-        for function in _functions_of(tool):
+        for function in functions:
             digest.update(function.co_code + repr(function.co_consts).encode() + repr(function.co_names).encode())
     return digest.hexdigest()[:32]
 

@@ -188,6 +188,70 @@ async def test_an_agent_finds_its_directory_again_and_a_lost_one_is_told(tmp_pat
     assert left_nothing_but_what_was_told(factories)
 
 
+EDITED = """
+def make(item, ctx):
+    return ctx.base_dir
+"""
+
+
+async def test_a_factorys_code_chooses_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "kimi_ray_test_edited.py").write_text(EDITED)
+    own = Workdir.factory("kimi_ray_test_edited:make")
+
+    async def homes(runtime: Any, session: Any, model: str) -> dict[str, str]:
+        """The code of the hosts on which a swarm, a fork and a new session have been, by session and agent."""
+        await session.swarm("{{item}}", ["a"], profile="bare", workdir=own)
+        fork = await runtime.workspace(tmp_path / "work").fork(session.id, workdir=own)
+        await fork.close()
+        new = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare", workdir=own)
+        hosts = {
+            name: (await cluster_of(runtime).peer(name).call("ping", timeout_s=5))["fingerprint"]
+            for name in await hosts_of(runtime, "agents")
+        }
+        main = hosts[
+            (
+                await runtime.connection.cluster.peer((await hosts_of(runtime, "sessions"))[0]).call(
+                    "session_info", new.id, timeout_s=5, group="control"
+                )
+            ).main_host
+        ]
+        await new.close()
+        return {"all": " ".join(sorted({code for code in hosts.values() if code})), "main": main}
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        await (await session.main.submit("one")).result(20)
+        first = await homes(runtime, session, model)
+        assert first["main"] and first["all"] == first["main"], "all three need the same code"
+        assert await homes(runtime, session, model) == first
+        (tmp_path / "kimi_ray_test_edited.py").write_text(EDITED + "# edited\n")
+        second = await homes(runtime, session, model)
+        assert second["main"] not in ("", first["main"])
+    sys.modules.pop("kimi_ray_test_edited", None)
+
+
+async def test_relative_directories_are_relative_to_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for top, text in ((tmp_path / "work", "the right one"), (tmp_path / "elsewhere", "the wrong one")):
+        (top / "tree").mkdir(parents=True)
+        (top / "tree" / "f.txt").write_text(text)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with running(tmp_path) as (runtime, _stage, _model):
+        work = runtime.workspace(tmp_path / "work")
+        for workdir in (Workdir.copy("tree"), Workdir.shared("tree")):
+            session = await work.create_session(model=MODEL, workdir=workdir, **READING)
+            assert "the right one" in (await (await session.main.submit("go")).result(20)).text
+            for fork in [
+                await work.fork(session.id, workdir=workdir),
+                *await work.fork_many(session.id, 1, workdir=Workdir.copy("./tree")),
+            ]:
+                assert "the right one" in (await (await fork.main.submit("go")).result(20)).text
+                await fork.close()
+            await session.close()
+
+
 @pytest.mark.parametrize("kinds", [("agents",), ("agents", "sessions")], ids="+".join)
 async def test_whoever_comes_back_wants_the_node_of_its_own_directory(
     tmp_path: Path, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kimi_ray.errors import ToolError
+from kimi_ray.settings import Workdir
 from kimi_ray.tools import FunctionTool, as_tool, builtin_tools, select_tools
-from kimi_ray.tools.carried import CarriedTool, carried, check_importable, code_digest, fingerprint_of
+from kimi_ray.tools.carried import CarriedTool, carried, carried_workdir, check_importable, code_digest, fingerprint_of
 
 TOOL = """
 from kimi_ray import tool
@@ -104,6 +105,39 @@ def test_packages_and_relative_imports_count(tmp_path: Path, monkeypatch: pytest
     assert len(seen) == 1 + len(files)
     for module in [module for module in sys.modules if module.startswith("f_tools")]:
         del sys.modules[module]
+
+
+FACTORY = """
+import f_tools_seed
+
+def make(item, ctx):
+    return ctx.base_dir
+"""
+
+
+def test_a_factorys_code_counts_like_a_tools(written, tmp_path: Path):
+    (tmp_path / "f_tools_seed.py").write_text("VALUE = 1\n")
+    (tmp_path / "f_tools_places.py").write_text(FACTORY)
+    asked = Workdir.factory("f_tools_places:make")
+    first = carried_workdir(asked)
+    assert fingerprint_of((), asked) == "" and fingerprint_of((), first) != ""
+    assert fingerprint_of((), carried_workdir(asked)) == fingerprint_of((), pickle.loads(pickle.dumps(first)))
+    assert first.said() == asked.said() and first.within("/x").code == first.code
+    tools = carried([written("a")])
+    assert fingerprint_of(tools, first) not in (fingerprint_of(tools), fingerprint_of((), first))
+    (tmp_path / "f_tools_seed.py").write_text("VALUE = 2\n")
+    second = carried_workdir(asked)
+    assert second.code != first.code
+    (tmp_path / "f_tools_places.py").write_text(FACTORY + "# edited\n")
+    assert carried_workdir(asked).code not in (first.code, second.code)
+
+
+def test_other_directories_and_installed_factories_need_no_code():
+    for workdir in (Workdir.none(), Workdir.copy("/x"), Workdir.git("/x"), Workdir.factory("pytest:fixture")):
+        assert fingerprint_of((), carried_workdir(workdir)) == ""
+    with pytest.raises(ToolError) as caught:
+        carried_workdir(Workdir.factory("f_tools_nowhere:make"))
+    assert caught.value.code == "workdir.invalid"
 
 
 def test_fingerprints_need_no_order_and_are_neutral_without_code(written):
