@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kimi_ray.agent.specs import PromptResult
-    from kimi_ray.app import SessionSummary
+    from kimi_ray.app import IndexStatus, SessionList, SessionPage, SessionSummary, WorkspaceEntry, WorkspaceList
     from kimi_ray.config import RuntimeConfig
     from kimi_ray.errors import (
         AgentError,
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
         ToolError,
     )
     from kimi_ray.events import SessionEvent
-    from kimi_ray.handles import Agent, PromptHandle
+    from kimi_ray.handles import Agent, Pending, PromptHandle
     from kimi_ray.hosts.swarm_words import SwarmProgress
+    from kimi_ray.llm import ResolvedModel
     from kimi_ray.runs import ResultRow, SwarmReport
     from kimi_ray.runtime import Runtime
     from kimi_ray.session_handle import AgentEvent, Session
+    from kimi_ray.session_lifecycle import ArchiveResult
     from kimi_ray.settings import Item, Limits, Profile, Sampling, Usage, Workdir
-    from kimi_ray.store import Stream, open_store
+    from kimi_ray.store import ReadStore, Stream, open_store
     from kimi_ray.swarm_handle import SwarmHandle
     from kimi_ray.sync import run_sync
     from kimi_ray.tools import ToolContext, ToolOutput
@@ -43,15 +45,20 @@ _HOMES = {
     "Agent": "handles",
     "AgentError": "errors",
     "AgentEvent": "session_handle",
+    "ArchiveResult": "session_lifecycle",
     "ConfigError": "errors",
+    "IndexStatus": "app",
     "Item": "settings",
     "KimiRayError": "errors",
     "Limits": "settings",
     "LogError": "errors",
+    "Pending": "handles",
     "Profile": "settings",
     "PromptHandle": "handles",
     "PromptResult": "agent.specs",
     "ProviderError": "errors",
+    "ReadStore": "store",
+    "ResolvedModel": "llm",
     "ResultRow": "runs",
     "RunError": "errors",
     "Runtime": "runtime",
@@ -61,6 +68,8 @@ _HOMES = {
     "Session": "session_handle",
     "SessionError": "errors",
     "SessionEvent": "events",
+    "SessionList": "app",
+    "SessionPage": "app",
     "SessionSummary": "app",
     "StoreError": "errors",
     "Stream": "store",
@@ -73,6 +82,8 @@ _HOMES = {
     "Usage": "settings",
     "Workdir": "settings",
     "Workspace": "workspace_handle",
+    "WorkspaceEntry": "app",
+    "WorkspaceList": "app",
     "__version__": "version",
     "open_store": "store",
     "run_sync": "sync",
@@ -83,15 +94,20 @@ __all__ = [
     "Agent",
     "AgentError",
     "AgentEvent",
+    "ArchiveResult",
     "ConfigError",
+    "IndexStatus",
     "Item",
     "KimiRayError",
     "Limits",
     "LogError",
+    "Pending",
     "Profile",
     "PromptHandle",
     "PromptResult",
     "ProviderError",
+    "ReadStore",
+    "ResolvedModel",
     "ResultRow",
     "RunError",
     "Runtime",
@@ -101,6 +117,8 @@ __all__ = [
     "Session",
     "SessionError",
     "SessionEvent",
+    "SessionList",
+    "SessionPage",
     "SessionSummary",
     "StoreError",
     "Stream",
@@ -113,6 +131,8 @@ __all__ = [
     "Usage",
     "Workdir",
     "Workspace",
+    "WorkspaceEntry",
+    "WorkspaceList",
     "__version__",
     "open_store",
     "run_sync",

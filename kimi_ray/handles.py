@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from kimi_ray.courier import Courier, Entry, Route
 from kimi_ray.errors import AgentError
@@ -19,9 +19,16 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.log_following import follow_log
 from kimi_ray.session import Activity, last_prompt
+from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
-from kimi_ray.settings import Limits, OnInterrupt, Sampling, check_settings
+from kimi_ray.settings import Item, Limits, OnInterrupt, Sampling, check_settings
 from kimi_ray.store.seam import Stream
+
+if TYPE_CHECKING:
+    from kimi_ray.runs.prompts import Prompt
+    from kimi_ray.runs.report import SwarmReport
+    from kimi_ray.session_handle import AgentSwarmOptions, Session
+    from kimi_ray.swarm_handle import SwarmHandle
 
 T = TypeVar("T")
 Content = str | Sequence[dict[str, Any]]
@@ -37,6 +44,7 @@ class SessionServices:
     courier: Courier
     notes: Notes
     resolve_model: Callable[[str | ResolvedModel | None], ResolvedModel]
+    lifecycle: Lifecycle
 
 
 class Pending(Coroutine[Any, Any, T]):
@@ -138,14 +146,15 @@ class PromptHandle:
 class Agent:
     """One agent of a session."""
 
-    def __init__(self, session: SessionLink, services: SessionServices, agent_id: str) -> None:
+    def __init__(self, session: Session, link: SessionLink, services: SessionServices, agent_id: str) -> None:
         """Use ``session.main`` or ``session.agent(id)``."""
         self.id = agent_id
-        self.stream = Stream(session.id, agent_id)
+        self.stream = Stream(link.id, agent_id)
         self.services = services
-        self._link = session
+        self._session = session
+        self._link = link
         self.route: Route = services.courier.route(
-            self.stream, self._resolve, session.main_host if agent_id == MAIN else None
+            self.stream, self._resolve, link.main_host if agent_id == MAIN else None
         )
 
     def __repr__(self) -> str:
@@ -223,6 +232,18 @@ class Agent:
         """
         known = await self._link.call("find_agent", self._link.id, self.id, group="control")
         await self._resolve(known)
+
+    async def swarm(
+        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
+    ) -> SwarmReport:
+        """A swarm whose rollouts are this agent's children, and its result. See ``Session.start_swarm``."""
+        return await self._session.swarm(prompt, items, **options, parent=self.id)
+
+    async def start_swarm(
+        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
+    ) -> SwarmHandle:
+        """``Session.start_swarm`` with this agent as the parent: its log tells of the swarm. Raises as that."""
+        return await self._session.start_swarm(prompt, items, **options, parent=self.id)
 
     async def flush(self) -> None:
         """Everything of this agent is durable from here on."""

@@ -39,13 +39,14 @@ class Runtime:
         self.config = config
         """The settings it runs with."""
         self._courier = Courier(connection.cluster, config)
-        self._services = SessionServices(self._courier, Notes(self._courier), self.resolve_model)
+        notes = Notes(self._courier)
         self._links: dict[str, SessionLink] = {}
         self._sessions: dict[str, Session] = {}
         self._closing: asyncio.Task[None] | None = None
-        self.lifecycle = Lifecycle(self._courier, self._services.notes, self._let_go)
+        self.lifecycle = Lifecycle(self._courier, notes, self._let_go)
         """Archive, restore, delete, for workspaces and commands."""
-        self.forks = Forks(self._courier, self._services.notes, self.lifecycle)
+        self._services = SessionServices(self._courier, notes, self.resolve_model, self.lifecycle)
+        self.forks = Forks(self._courier, notes, self.lifecycle)
         """Forks without bringing them to life: ``publish``."""
         self.sessions = SessionList(self._courier.store)
         """All sessions of the home: ``list_recent``, ``page``, ``count``, ``get``."""

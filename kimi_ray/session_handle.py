@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 from kimi_ray.agent.profiles import resolve_profile
+from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, ToolError
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.live_session import MAIN
@@ -37,8 +38,8 @@ ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
 
 
-class SwarmOptions(TypedDict, total=False):
-    """What ``Session.swarm`` takes beyond prompt and items; ``Session.start_swarm`` says what each means."""
+class AgentSwarmOptions(TypedDict, total=False):
+    """What ``Agent.swarm`` takes beyond prompt and items; ``Session.start_swarm`` says what each means."""
 
     profile: str | Profile
     model: str | ResolvedModel | None
@@ -63,6 +64,11 @@ class SwarmOptions(TypedDict, total=False):
     out: str | os.PathLike[str] | None
     resume: bool
     retry: Sequence[str]
+
+
+class SwarmOptions(AgentSwarmOptions, total=False):
+    """What ``Session.swarm`` takes beyond prompt and items."""
+
     parent: str
 
 
@@ -104,7 +110,7 @@ class Session:
         """An agent by id; a cold one comes to life with its first prompt."""
         found = self._agents.get(agent_id)
         if found is None:
-            found = self._agents[agent_id] = Agent(self._link, self._services, agent_id)
+            found = self._agents[agent_id] = Agent(self, self._link, self._services, agent_id)
         return found
 
     def _wake(self, waiting: dict[str, str]) -> None:
@@ -185,6 +191,14 @@ class Session:
         await self._services.notes.flush()
         await self._link.close(force)
         self._services.courier.forget(self.id)
+
+    async def archive(self) -> SessionSummary:
+        """Put the session into the archive; it is closed then. Idempotent. Raises as ``Runtime.archive``."""
+        return await self._services.lifecycle.archive(self.id)
+
+    async def delete(self) -> None:
+        """Delete the session for good, with its logs and private directories. Raises as ``Runtime.delete``."""
+        await self._services.lifecycle.delete(self.id)
 
     async def events(
         self,

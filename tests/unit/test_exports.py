@@ -8,10 +8,11 @@ import sys
 import kimi_ray
 
 PUBLIC = """
-Agent AgentError AgentEvent ConfigError Item KimiRayError Limits LogError Profile PromptHandle PromptResult
-ProviderError ResultRow RunError Runtime RuntimeConfig RuntimeFault Sampling Session SessionError SessionEvent
-SessionSummary StoreError Stream SwarmHandle SwarmProgress SwarmReport ToolContext ToolError ToolOutput Usage Workdir
-Workspace __version__ open_store run_sync tool
+Agent AgentError AgentEvent ArchiveResult ConfigError IndexStatus Item KimiRayError Limits LogError Pending Profile
+PromptHandle PromptResult ProviderError ReadStore ResolvedModel ResultRow RunError Runtime RuntimeConfig RuntimeFault
+Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary StoreError Stream SwarmHandle
+SwarmProgress SwarmReport ToolContext ToolError ToolOutput Usage Workdir Workspace WorkspaceEntry WorkspaceList
+__version__ open_store run_sync tool
 """.split()
 
 
@@ -40,7 +41,8 @@ def test_importing_the_package_and_the_runtime_loads_no_heavy_library() -> None:
 def test_swarm_and_start_swarm_take_the_same_options() -> None:
     import inspect
 
-    from kimi_ray.session_handle import Session, SwarmOptions
+    from kimi_ray.session_handle import AgentSwarmOptions, Session, SwarmOptions
 
     parameters = list(inspect.signature(Session.start_swarm).parameters)
     assert parameters[3:] == list(SwarmOptions.__annotations__)
+    assert [*AgentSwarmOptions.__annotations__, "parent"] == parameters[3:]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kimi_ray import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, KimiRayError, SessionError, ToolError
 from kimi_ray.llm.script import Step
 from kimi_ray.runtime import Runtime
@@ -378,3 +379,22 @@ async def test_resume_needs_the_users_own_tools_again(tmp_path: Path) -> None:
         assert caught.value.code == "tool.unknown" and "tools=" in (caught.value.hint or "")
         again = await work.resume("s", tools=[lookup])
         assert (await (await again.main.submit("x")).result(10)).text == "did x"
+
+
+async def test_a_session_archives_and_deletes_itself(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        session = await work.create_session("s", model=model, profile="bare")
+        await (await session.main.submit("one")).result(10)
+        summary = await session.archive()
+        assert isinstance(summary, SessionSummary) and (summary.id, summary.archived) == ("s", True)
+        with pytest.raises(KimiRayError):
+            await session.main.submit("two")
+        assert (await session.archive()).archived
+        again = await work.resume("s")
+        assert (await (await again.main.submit("two")).result(10)).text == "did two"
+        await again.delete()
+        assert await runtime.sessions.get("s") is None
+        with pytest.raises(SessionError) as caught:
+            await again.delete()
+        assert caught.value.code == "session.not_found"

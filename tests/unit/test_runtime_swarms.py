@@ -18,6 +18,7 @@ from kimi_ray.store import open_store
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 BARE = {"profile": "bare"}
+SPAWNED = "subagent/spawned"
 
 
 async def test_twenty_items_are_twenty_requests(tmp_path: Path) -> None:
@@ -536,3 +537,16 @@ async def test_a_session_that_may_call_no_tool_still_runs_swarms_and_calls_none(
         session = await workspace.create_session(model=model, profile="bare", limits=Limits(max_tool_calls=0))
         report = await session.swarm("{{item}}", ["a", "b"], **BARE)
         assert report.totals["completed"] == 2
+
+
+async def test_an_agents_own_swarm_is_told_in_its_log(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        assert (await session.main.swarm("{{item}}", ["a"], **BARE)).ok
+        report = await session.agent("agent-1").swarm("{{item}}", ["b"], **BARE)
+        handle = await session.agent("agent-2").start_swarm("{{item}}", ["c"], **BARE)
+        assert report.ok and (await handle.result()).ok
+        parents = {row["agent_id"]: row["parent_agent_id"] for row in await session.agents()}
+        assert parents == {"main": None, "agent-1": "main", "agent-2": "agent-1", "agent-3": "agent-2"}
+        told = [event.data["agent_id"] async for event in session.agent("agent-1").events() if event.type == SPAWNED]
+        assert told == ["agent-2"]
