@@ -201,9 +201,10 @@ class Registry:
             RuntimeFault: ``infra.unschedulable``, ``infra.timeout``, ``runtime.ending``.
         """
         self._refuse_when_ending()
-        known = self._sessions.get(session_id)
-        if known is not None:
-            return known
+        while (known := self._sessions.get(session_id)) is not None:
+            # Opening a session takes long: whoever waits for it would find out late that the host is silent.
+            if known not in self._pools["sessions"].hosts or not await self.report_lost(known):
+                return known
         placing = self._placing.get(session_id)
         if placing is None:
             placing = self._placing[session_id] = self._spawn(self._place_session(session_id, isolation))

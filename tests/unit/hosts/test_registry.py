@@ -233,6 +233,16 @@ async def test_a_dead_session_host_frees_its_sessions(world):
     assert await call(cluster, "place_session", "session_x") != name
 
 
+async def test_a_session_is_not_looked_for_on_a_silent_host(world):
+    cluster = await world()
+    name = await call(cluster, "place_session", "session_x")
+    assert await call(cluster, "place_session", "session_x") == name
+    FakeCore.made[name].silent.set()
+    places = await asyncio.gather(*(call(cluster, "place_session", "session_x") for _ in range(5)))
+    assert len(set(places)) == 1 and places[0] != name
+    await until(lambda: name not in cluster._held)
+
+
 async def test_a_host_that_died_unreported_is_noticed(world):
     cluster = await world(lease_timeout_s=30)
     (name,) = await place(cluster, wish(0))
