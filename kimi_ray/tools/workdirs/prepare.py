@@ -198,8 +198,11 @@ def _make_empty(base_dir: str, name: str) -> str:
 
 
 def _is_empty(place: str) -> bool:
-    with os.scandir(place) as entries:
-        return next(entries, None) is None
+    try:
+        with os.scandir(place) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:  # the function has removed what it did not need
+        return True
 
 
 def _directory(given: str) -> str:

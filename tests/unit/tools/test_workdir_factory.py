@@ -108,6 +108,17 @@ async def test_another_place_is_the_functions_own(tmp_path: Path, made: Any) -> 
     assert not Path(temporary.path).exists()
 
 
+async def test_a_function_may_remove_the_directory_that_it_does_not_need(tmp_path: Path, made: Any) -> None:
+    def elsewhere(item: Any, ctx: FactoryContext) -> str:
+        os.rmdir(ctx.base_dir)
+        return str(tmp_path)
+
+    found = await prepare(tmp_path, elsewhere)
+    assert (found.path, found.created) == (str(tmp_path), False) and left(tmp_path) == []
+    await found.release()
+    assert tmp_path.is_dir()
+
+
 def boom(item: Any, ctx: Any) -> Any:
     Path(ctx.base_dir, "half").mkdir()
     raise ValueError("no space on the moon")
