@@ -117,7 +117,8 @@ async def _probe(what: Probe, home: str, session_id: str) -> dict[str, Any]:
         start_new_session=True,  # Ctrl-C is the bench's, which then ends it
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), PROBE_BOUND_S)
+        async with asyncio.timeout(PROBE_BOUND_S):
+            out, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()

@@ -197,7 +197,8 @@ async def _run(
         try:
             result = await handle.result()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(shower), _LAST_EVENTS_S)
+                async with asyncio.timeout(_LAST_EVENTS_S):
+                    await asyncio.shield(shower)
         except asyncio.CancelledError:
             tell(f"session {session.id}")
             raise

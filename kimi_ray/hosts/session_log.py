@@ -91,7 +91,8 @@ class SessionLog:
     async def _hand_over_lazily(self) -> None:
         while self._pending:
             try:
-                await asyncio.wait_for(self._wake.wait(), self._spacing_s)
+                async with asyncio.timeout(self._spacing_s):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
             if not self._pending:

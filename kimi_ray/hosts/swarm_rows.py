@@ -64,7 +64,8 @@ class RowBuffer:
         while not self._entries and not self._done:
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
             except TimeoutError:
                 break
         if not self._done and 0 < len(self._entries) < _ENOUGH:

@@ -212,7 +212,9 @@ class SwarmRun:
             tick_s = _TICK_S if self._counts_while_running() else None
             bounds = [bound for bound in (wait_s, tick_s) if bound is not None]
             try:
-                await asyncio.wait_for(self._changed.wait(), min(bounds) if bounds else None)
+                # Not `wait_for`: where what it waits for comes together with a cancel, Python 3.11 drops the cancel.
+                async with asyncio.timeout(min(bounds) if bounds else None):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
             if self._counts_while_running():

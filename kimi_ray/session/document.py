@@ -174,7 +174,8 @@ class SessionDocument:
     async def _write_lazily(self) -> None:
         while self._written < self._version and not self._closing.is_set():
             try:
-                await asyncio.wait_for(self._closing.wait(), self._spacing_s)
+                async with asyncio.timeout(self._spacing_s):
+                    await self._closing.wait()
             except TimeoutError:
                 pass
             try:

@@ -228,7 +228,8 @@ class SessionIndex:
         if self._enabled and self._state != "ready":
             self.start()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._attempted.wait(), within_s)
+                async with asyncio.timeout(within_s):
+                    await self._attempted.wait()
         return await self.status()
 
     async def status(self) -> IndexStatus:

@@ -121,7 +121,8 @@ class Mirror:
         wait_s = self._window_s
         while self._pending and self._open:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._hurry.wait()
             async with self._flushing:
                 batch = dict(list(self._pending.items())[:BATCH])
                 try:

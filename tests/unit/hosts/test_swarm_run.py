@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import AgentError, KimiRayError, RuntimeFault, StoreError, ToolError
+from kimi_ray.errors import AgentError, KimiRayError, RunError, RuntimeFault, StoreError, ToolError
 from kimi_ray.hosts import swarm_rows
 from kimi_ray.hosts.ports import Peer
 from kimi_ray.hosts.specs import Ack, AgentTotals, LogEntry, Outcome, PlaceAgent, PromptResult, RunRequest
@@ -23,7 +23,7 @@ from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.rows import AttemptRow
 from kimi_ray.runs.schedule import DEFAULT_RETRY_ON
 from kimi_ray.runs.seeds import RunSeed
-from kimi_ray.settings import Profile, Usage
+from kimi_ray.settings import Limits, Profile, Usage
 from kimi_ray.store.seam import Stream
 
 Hook = Callable[[str, RunRequest], KimiRayError | None]
@@ -418,6 +418,27 @@ async def test_nobody_reads_and_nothing_more_starts(monkeypatch: pytest.MonkeyPa
     assert len(world.requests) <= 40
     _, ends = await rows_of(run)
     assert len(ends) == 200
+
+
+async def test_given_up_just_when_there_is_news_it_ends_all_the_same() -> None:
+    for ticks in range(5):
+        world = World(1)
+        world.held = {"p0"}
+        spec, rollouts = spec_of(1, total_limits=Limits(max_steps=100))  # it looks every now and then
+        run = SwarmRun(spec, world.services())
+        await run.feed(rollouts)
+        async with asyncio.timeout(5):
+            while not world.running:
+                await asyncio.sleep(0.002)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        run._changed.set()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        run.abandon(RunError("it lives elsewhere", code="session.fenced"))
+        await asyncio.wait({run._main}, timeout=2)
+        assert run._main.cancelled(), f"after {ticks} turns of the loop"
+        await run.close()
 
 
 async def test_a_defect_of_the_coordinator_is_told_and_not_waited_for() -> None:
