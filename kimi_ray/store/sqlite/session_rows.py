@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from sqlite3 import Connection
 from typing import Any
 
@@ -84,7 +85,7 @@ class SessionRows:
             session = place_session(connection, shard.file.path, copy.session_id, copy.workspace_id)
             write_session(connection, session.with_document(data, 1))
 
-        await shard.transactions.run(write, size=len(data), closing=True)
+        await shard.transactions.run(write, size=len(data))
 
     async def _copy(self, copy: SessionCopy, log: LogCopy) -> None:
         target = Stream(copy.session_id, check_id(str(log.header.get("agent_id", "")), "agent id"))
@@ -105,8 +106,8 @@ class SessionRows:
             def mark(connection: Connection, names: list[str] = names, file: str = shard.file.path) -> list[int]:
                 return [number for name in names for number in mark_unmade(connection, file, name)]
 
-            for number in await run(mark):
-                while await run(lambda connection, number=number: delete_some(connection, number), sync=False):
+            for number in await run(mark, closing=True):
+                while await run(partial(delete_some, stream=number), sync=False, closing=True):
                     pass
 
     async def settle(self, session_id: str) -> None:

@@ -16,7 +16,7 @@ from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.connections import Readers, checkpoint, connect_writer
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.leftovers import clear_leftovers
-from kimi_ray.store.sqlite.transactions import CHECKPOINT_PAGES, Transactions
+from kimi_ray.store.sqlite.transactions import Transactions
 from kimi_ray.store.sqlite.wal_check import check_wal
 
 R = TypeVar("R")
@@ -98,7 +98,6 @@ class Shard:
             return connection
 
     def _make_ready(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute("UPDATE store SET syncs = syncs + 1")
         if self._touched:
             return

@@ -255,7 +255,7 @@ class SqliteStore(Publishing):
             marked = await run(lambda c: mark_removed(c, shard.file.path, session_id, place), closing=True)
             self._forget_streams(session_id)  # an append in flight may have loaded one again
             for number in marked:
-                while await run(lambda c, number=number: delete_some(c, number), sync=False):
+                while await run(partial(delete_some, stream=number), sync=False, closing=True):
                     pass
             self._places.forget(session_id)
             await self._publications.removed(session_id)

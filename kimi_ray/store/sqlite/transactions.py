@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.settings import Durability
-from kimi_ray.store.reserve import Reserve
+from kimi_ray.store.reserve import Reserve, is_full
 from kimi_ray.store.sqlite.connections import checkpoint, set_sync, sync_level
 from kimi_ray.store.sqlite.database_file import DatabaseFile
 from kimi_ray.store.sqlite.failures import FAILURES, is_damage, store_error
@@ -87,6 +87,8 @@ class Transactions:
         self._connection: sqlite3.Connection | None = None
         self._level = ""
         self._suspect = False
+        self._full = False
+        """The disk was full: what is freed for what ends something is not for a checkpoint, which extends the file."""
         self._waiting: deque[_Job[Any]] = deque()
         self._running = False
         self._closed = False
@@ -216,6 +218,8 @@ class Transactions:
         except KimiRayError as error:
             for job in group:
                 job.error = error
+                if job.closing and is_full(error):
+                    self._once_more(job)
             return
         try:
             self._work(connection, group, sync=sync)
@@ -232,6 +236,9 @@ class Transactions:
         if sync:
             self.synced = self.commits
             self.syncs += self._durability == "disk"
+        if self._full:
+            self._full = False
+            self._pace(connection)
         self._reserve.keep()
         if self._file.wal_bytes() > self._truncate_at:
             self._truncate()
@@ -256,11 +263,17 @@ class Transactions:
         try:
             if self._suspect:
                 self._settle(connection)
+            if not self._full:
+                self._pace(connection)
         except BaseException:
             connection.close()
             raise
         self._connection, self._level = connection, ""
         return connection
+
+    def _pace(self, connection: sqlite3.Connection) -> None:
+        """From here on the log is moved into the database as it grows."""
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
 
     def _work(self, connection: sqlite3.Connection, group: list[_Job[Any]], *, sync: bool) -> None:
         before = connection.total_changes
@@ -286,6 +299,7 @@ class Transactions:
             time.sleep(self._sync_delay_s())
 
     def _once_more(self, job: _Job[Any]) -> None:
+        job.error = None
         try:
             if job.closing:
                 self._reserve.spend(job.size + _PAGES_BESIDES, lambda: self._alone(job))
@@ -330,6 +344,7 @@ class Transactions:
         code = getattr(error, "sqlite_errorcode", None)
         if isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR:
             self._suspect = True
+        self._full = self._full or code == sqlite3.SQLITE_FULL
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):

@@ -446,6 +446,32 @@ async def test_what_ends_a_turn_or_a_session_is_written_on_a_full_disk(small_dis
     assert lines_in(home.path, MAIN) == [line(seq, text=f"n{seq}") for seq in range(stored + 2)]
 
 
+async def test_what_is_freed_for_last_words_is_not_for_a_checkpoint(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that could not be moved into the database has to be when the disk is full: that takes all it gets."""
+    monkeypatch.setattr("kimi_ray.store.sqlite.transactions.CHECKPOINT_PAGES", 8)
+    home = SqliteHome(small_disk / "home")
+    store = await home.open(extra={"reserve_bytes": 400_000})
+    for session_id in ("s1", "s2"):
+        await store.open_session(session_id, "n", workspace_id="wd_x_0123")
+        await store.open_writer(header(stream=Stream(session_id, "main")), "w")
+    reader = sqlite3.connect(home.database())
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM rows").fetchone()
+    stored, error = await _fill(store, 20_000)
+    assert error["code"] in ("store.disk_full", "store.io_failed"), error
+    reader.close()
+    for said in range(3):
+        last = dataclasses.replace(notes(stored + said, stored + said + 1), closing=True)
+        assert ok(await store.append([last], sync=True)).durable == stored + said + 1
+    assert await store.write_document("s1", {"state": "ended"}, grant=1, nonce="n", revision=0) == 1
+    await store.remove("s2")
+    await store.close_writer(MAIN, 1, "w")
+    await store.close()
+    assert lines_in(home.path, MAIN) == [line(seq, text=f"n{seq}") for seq in range(stored + 3)]
+
+
 _LIMITED = """
 import asyncio, json, resource, signal, sys
 from kimi_ray.store import StoreOptions, open_store_for_writing
