@@ -1,12 +1,8 @@
-"""The provider against a server that misbehaves in every way that servers do."""
+"""The provider and what servers answer, in every dialect and in pieces of every size."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,58 +12,20 @@ from hypothesis import strategies as st
 from kimi_ray.errors import ProviderError
 from kimi_ray.events.json_rule import freeze
 from kimi_ray.llm import (
-    Assembled,
     Assembler,
-    ChatRequest,
-    Finish,
     ModelSettings,
     TextDelta,
     ToolSpec,
-    UsageChunk,
 )
 from kimi_ray.llm.completion import CompletionReader
 from kimi_ray.llm.openai import OpenAIProvider
 from kimi_ray.settings import Sampling, Usage
-
-KEY = "sk-test-0123456789abcdef"
-HELLO: dict[str, Any] = {"id": "u", "role": "user", "content": [{"type": "text", "text": "hello"}]}
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+from tests.unit.llm.asking import KEY, USAGE, Serve, answer, ask, ask_once, failure, plain_answer
 
 WIRE_KEYS = ["choices", "delta", "message", "content", "tool_calls", "function", "name", "arguments", "index", "id",
              "finish_reason", "logprobs", "token_ids", "usage", "prompt_tokens", "prompt_tokens_details", "reasoning",
              "completion_tokens", "cached_tokens", "total_tokens", "text", "token", "logprob",
              "top_logprobs"]  # fmt: skip
-
-Serve = Callable[[Callable[[Any, Any], Awaitable[None]]], Awaitable[Any]]
-
-
-def ask(**more: Any) -> ChatRequest:
-    return ChatRequest("tiny", None, [HELLO], **more)
-
-
-async def answer(provider: OpenAIProvider, request: ChatRequest | None = None) -> Assembled:
-    assembler = Assembler()
-    async with asyncio.timeout(30):
-        async for chunk in provider.stream(request or ask()):
-            assembler.add(chunk)
-    return assembler.result()
-
-
-async def ask_once(serve: Serve, handler: Any, request: ChatRequest | None = None, **settings: Any) -> Assembled:
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url], api_key=KEY, settings=ModelSettings(**settings))
-    try:
-        return await answer(provider, request)
-    finally:
-        await provider.close()
-
-
-async def failure(serve: Serve, handler: Any, request: ChatRequest | None = None, **settings: Any) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        await ask_once(serve, handler, request, **settings)
-    text = json.dumps(caught.value.to_data()) + str(caught.value)
-    assert KEY not in text
-    return caught.value
 
 
 async def test_a_stream_with_everything(serve: Serve) -> None:
@@ -117,13 +75,6 @@ async def test_what_goes_over_the_wire(serve: Serve) -> None:
         "user": "me",
         "min_p": 0.1,
     }
-
-
-async def plain_answer(_: Any, reply: Any) -> None:
-    await reply.start()
-    await reply.delta(content="hi")
-    await reply.delta("stop")
-    await reply.end()
 
 
 async def test_without_a_key_no_authorization_is_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,304 +410,3 @@ async def test_log_probabilities_and_token_ids(serve: Serve) -> None:
         ],
     }
     assert str(result.meta.tokens["logprobs"][0]["logprob"]) == "0.0"
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "code"),
-    [
-        (401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, "provider.auth"),
-        (404, {"error": {"message": "no such model"}}, "provider.not_found"),
-        (400, {"error": {"code": "context_length_exceeded", "message": "too long"}}, "context.overflow"),
-        (500, "boom", "provider.server"),
-        (529, "", "provider.overloaded"),
-    ],
-)
-async def test_statuses(serve: Serve, status: int, body: Any, code: str) -> None:
-    async def handler(_: Any, reply: Any) -> None:
-        await reply.full(status, body, x_request_id="req-1")
-
-    error = await failure(serve, handler)
-    assert error.code == code
-    assert (error.details["status"], error.details["request_id"]) == (status, "req-1")
-
-
-async def test_a_failed_attempt_is_one_request(serve: Serve) -> None:
-    async def handler(_: Any, reply: Any) -> None:
-        await reply.full(429, {"error": {"message": "slow"}}, retry_after="0")
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url])
-    with pytest.raises(ProviderError):
-        await answer(provider)
-    await provider.close()
-    assert len(server.received) == 1
-
-
-async def test_retry_after_in_both_forms(serve: Serve) -> None:
-    async def seconds(_: Any, reply: Any) -> None:
-        await reply.full(429, {"error": {"message": "slow"}}, retry_after="7")
-
-    async def date(_: Any, reply: Any) -> None:
-        when = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
-        await reply.full(429, {"error": {"message": "slow"}}, retry_after=when)
-
-    assert (await failure(serve, seconds)).retry_after_ms == 7000
-    waits = (await failure(serve, date)).retry_after_ms
-    assert waits is not None
-    assert 55_000 <= waits <= 60_000
-
-
-async def test_an_error_in_the_middle_of_a_stream(serve: Serve) -> None:
-    def handler_of(data: Any) -> Any:
-        async def handler(_: Any, reply: Any) -> None:
-            await reply.start()
-            await reply.delta(content="so ")
-            await reply.event(data)
-            await reply.end()
-
-        return handler
-
-    overloaded = {"error": {"message": "overloaded", "code": 529}}
-    assert (await failure(serve, handler_of(overloaded))).code == "provider.overloaded"
-    assert (await failure(serve, handler_of({"error": {"message": "x"}}))).code == "provider.server"
-    vllm = {"object": "error", "message": "maximum context length is 10", "code": 400}
-    assert (await failure(serve, handler_of(vllm))).code == "context.overflow"
-
-
-async def test_garbage(serve: Serve) -> None:
-    def event(data: str) -> Any:
-        async def handler(_: Any, reply: Any) -> None:
-            await reply.start()
-            await reply.event(data)
-            await reply.end()
-
-        return handler
-
-    for garbage in (
-        '{"choices": [',
-        '{"choices": [7]}',
-        '{"choices": [{"delta": {"tool_calls": [null]}}]}',
-        "[1]",
-        '"x"',
-        "<html>",
-        "[" * 100_000,
-    ):
-        error = await failure(serve, event(garbage))
-        assert (error.code, error.retryable) == ("provider.bad_stream", True), garbage[:20]
-
-    async def web_page(_: Any, reply: Any) -> None:
-        await reply.full(200, "<html>", content_type="text/html; charset=utf-8")
-
-    async def plain_text(_: Any, reply: Any) -> None:
-        await reply.full(200, "the server says hello")
-
-    async def empty_json(_: Any, reply: Any) -> None:
-        await reply.full(200, {})
-
-    async def broken_gzip(_: Any, reply: Any) -> None:
-        await reply.full(200, b"not gzip", content_encoding="gzip", content_type="application/json")
-
-    page = await failure(serve, web_page)
-    assert (page.code, page.retryable) == ("provider.bad_stream", False)
-    for handler in (plain_text, empty_json, broken_gzip):
-        assert (await failure(serve, handler)).code == "provider.bad_stream", handler.__name__
-
-
-async def test_silence_and_slowness_have_their_bounds(serve: Serve) -> None:
-    async def silent_from_the_start(_: Any, reply: Any) -> None:
-        await asyncio.sleep(60)
-
-    async def silent_in_the_middle(_: Any, reply: Any) -> None:
-        await reply.start()
-        await reply.delta(content="so")
-        await asyncio.sleep(60)
-
-    async def drip(_: Any, reply: Any) -> None:
-        await reply.start()
-        while True:
-            await reply.piece(b": keep-alive\n\n")
-            await asyncio.sleep(0.02)
-
-    start = time.monotonic()
-    for handler in (silent_from_the_start, silent_in_the_middle):
-        error = await failure(serve, handler, idle_timeout_s=0.15)
-        assert (error.code, error.details["kind"], error.retryable) == ("provider.timeout", "idle", True)
-    error = await failure(serve, drip, timeout_s=0.3, idle_timeout_s=0.15)
-    assert (error.code, error.details["kind"]) == ("provider.timeout", "total")
-    error = await failure(serve, silent_from_the_start, timeout_s=0.15, idle_timeout_s=0.01, stream=False)
-    assert error.details["kind"] == "total"
-    assert time.monotonic() - start < 20
-
-
-async def test_a_server_that_pauses_within_the_bound_is_waited_for(serve: Serve) -> None:
-    async def handler(_: Any, reply: Any) -> None:
-        await reply.start()
-        for _ in range(6):
-            await asyncio.sleep(0.05)
-            await reply.delta(content="x")
-        await reply.delta("stop")
-        await reply.end()
-
-    assert (await ask_once(serve, handler, idle_timeout_s=10, timeout_s=20)).text == "xxxxxx"
-
-
-async def test_refused_connections(unused_tcp_port: int) -> None:
-    provider = OpenAIProvider([f"http://127.0.0.1:{unused_tcp_port}/v1"])
-    with pytest.raises(ProviderError) as caught:
-        await answer(provider)
-    await provider.close()
-    assert (caught.value.code, caught.value.retryable) == ("provider.connection", True)
-    assert str(unused_tcp_port) in caught.value.message
-
-
-async def test_leaving_closes_the_connection_at_once(serve: Serve) -> None:
-    async def handler(_: Any, reply: Any) -> None:
-        await reply.start()
-        await reply.delta(content="x")
-        await asyncio.sleep(60)
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url])
-
-    async def consume(begun: asyncio.Event) -> None:
-        async for chunk in provider.stream(ask()):
-            if isinstance(chunk, TextDelta):
-                begun.set()
-
-    begun = asyncio.Event()
-    task = asyncio.create_task(consume(begun))
-    async with asyncio.timeout(10):
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.hung_up.wait()
-
-    server.hung_up.clear()
-    stream = provider.stream(ask())
-    async with asyncio.timeout(10):
-        async for chunk in stream:
-            if isinstance(chunk, TextDelta):
-                break
-        await stream.aclose()  # type: ignore[attr-defined]
-        await server.hung_up.wait()
-    await provider.close()
-
-
-async def test_cancelling_before_the_first_byte_closes_too(serve: Serve) -> None:
-    async def handler(_: Any, reply: Any) -> None:
-        await asyncio.sleep(60)
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url])
-    task = asyncio.create_task(answer(provider))
-    async with asyncio.timeout(10):
-        while not server.received:
-            await asyncio.sleep(0.005)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.hung_up.wait()
-    await provider.close()
-
-
-async def test_more_requests_at_once_than_any_default_pool_holds(serve: Serve) -> None:
-    everybody = asyncio.Event()
-
-    async def handler(_: Any, reply: Any) -> None:
-        if len(server.received) == 150:
-            everybody.set()
-        await everybody.wait()
-        await plain_answer(_, reply)
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url])
-    async with asyncio.timeout(30):
-        results = await asyncio.gather(*[answer(provider) for _ in range(150)])
-    await provider.close()
-    assert [result.text for result in results] == ["hi"] * 150
-
-
-async def test_max_connections_is_a_bound(serve: Serve) -> None:
-    under_way: list[int] = [0, 0]
-
-    async def handler(_: Any, reply: Any) -> None:
-        under_way[0] += 1
-        under_way[1] = max(under_way)
-        await asyncio.sleep(0.01)
-        under_way[0] -= 1
-        await plain_answer(_, reply)
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url], settings=ModelSettings(max_connections=2))
-    await asyncio.gather(*[answer(provider) for _ in range(8)])
-    await provider.close()
-    assert server.connections == 2
-    assert under_way[1] == 2
-
-
-async def test_several_addresses_are_shared_out_and_kept_to(serve: Serve, unused_tcp_port: int) -> None:
-    one, two = await serve(plain_answer), await serve(plain_answer)
-    provider = OpenAIProvider([one.url, two.url])
-    for _ in range(3):
-        for agent in ("main", "agent-1", "agent-2", "agent-3"):
-            await answer(provider, ask(session_id="s", agent_id=agent))
-    await provider.close()
-    assert (len(one.received), len(two.received)) == (6, 6)
-
-    dead = OpenAIProvider([f"http://127.0.0.1:{unused_tcp_port}/v1", two.url])
-    with pytest.raises(ProviderError):
-        await answer(dead)
-    assert (await answer(dead)).text == "hi"
-    await dead.close()
-
-
-async def test_nothing_is_said_in_the_logs_and_never_the_key(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        await ask_once(serve, plain_answer)
-    assert [record for record in caplog.records if record.name != "asyncio"] == []
-    provider = OpenAIProvider(["http://127.0.0.1:1/v1"], api_key=KEY, settings=ModelSettings(extra_headers={"X": KEY}))
-    assert KEY not in repr(provider)
-    await provider.close()
-
-
-async def test_the_served_models(serve: Serve) -> None:
-    async def handler(received: Any, reply: Any) -> None:
-        assert received.line.startswith("GET /v1/models ")
-        await reply.full(200, {"object": "list", "data": [{"id": "b", "object": "model"}, {"id": "a"}]})
-
-    async def refusing(_: Any, reply: Any) -> None:
-        await reply.full(401, {"error": {"message": "no"}})
-
-    server = await serve(handler)
-    provider = OpenAIProvider([server.url])
-    assert await provider.served_models() == ["a", "b"]
-    server.handler = refusing
-    with pytest.raises(ProviderError) as caught:
-        await provider.served_models()
-    assert caught.value.code == "provider.auth"
-    await provider.close()
-
-
-def test_one_provider_under_two_loops() -> None:
-    from contextlib import suppress
-
-    provider = OpenAIProvider(["http://127.0.0.1:1/v1"])
-
-    async def refused() -> str:
-        with suppress(ProviderError):
-            await answer(provider)
-            return "answered"
-        return "refused"
-
-    assert asyncio.run(refused()) == "refused"
-    assert asyncio.run(refused()) == "refused"
-
-
-async def test_the_order_of_the_last_chunks(serve: Serve) -> None:
-    server = await serve(plain_answer)
-    provider = OpenAIProvider([server.url])
-    chunks = [chunk async for chunk in provider.stream(ask())]
-    await provider.close()
-    assert isinstance(chunks[-1], Finish)
-    assert isinstance(chunks[-2], UsageChunk)
