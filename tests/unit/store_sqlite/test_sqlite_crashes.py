@@ -452,13 +452,14 @@ async def test_what_is_freed_for_last_words_is_not_for_a_checkpoint(
     """A log that could not be moved into the database has to be when the disk is full: that takes all it gets."""
     monkeypatch.setattr("kimi_ray.store.sqlite.transactions.CHECKPOINT_PAGES", 8)
     home = SqliteHome(small_disk / "home")
-    store = await home.open(extra={"reserve_bytes": 400_000})
-    for session_id in ("s1", "s2"):
+    store = await home.open(extra={"reserve_bytes": 200_000})
+    for session_id in ("s1", "s2", "s3"):
         await store.open_session(session_id, "n", workspace_id="wd_x_0123")
         await store.open_writer(header(stream=Stream(session_id, "main")), "w")
     reader = sqlite3.connect(home.database())
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM rows").fetchone()
+    await store.write_document("s3", {"x": "y" * 400_000}, grant=1, nonce="n", revision=0)
     stored, error = await _fill(store, 20_000)
     assert error["code"] in ("store.disk_full", "store.io_failed"), error
     reader.close()
