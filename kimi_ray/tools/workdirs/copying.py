@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from kimi_ray.tools.workdirs.private import NotWanted, Stopped, Workshop, not_made
 
@@ -62,25 +63,45 @@ class _Copy:
         made: list[tuple[str, str]] = []
         while pending:
             of, to = pending.pop()
+            try:
+                entries = os.scandir(of)
+            except FileNotFoundError:
+                if of == self._source or os.path.lexists(of):
+                    raise
+                os.rmdir(to)
+                continue
             made.append((of, to))
-            with os.scandir(of) as entries:
+            with entries:
                 for entry in entries:
                     if self._stopped():
                         raise NotWanted
-                    place = os.path.join(to, entry.name)
-                    if entry.path in self._leave_out:
-                        self._skip(entry.path)
-                    elif entry.is_symlink():
-                        os.symlink(os.readlink(entry.path), place)
-                    elif entry.is_dir():
-                        os.mkdir(place, 0o700)
-                        pending.append((entry.path, place))
-                    elif entry.is_file():
-                        self._file(entry.path, place)
-                    else:
-                        self._skip(entry.path)
+                    self._entry(entry, os.path.join(to, entry.name), pending)
         for of, to in reversed(made):  # innermost first: a directory may be read-only
-            shutil.copystat(of, to, follow_symlinks=False)
+            try:
+                shutil.copystat(of, to, follow_symlinks=False)
+            except FileNotFoundError:
+                if of == self._source or os.path.lexists(of):
+                    raise
+
+    def _entry(self, entry: os.DirEntry[str], place: str, pending: list[tuple[str, str]]) -> None:
+        """Copy one; what somebody removes from the source meanwhile counts as never there."""
+        try:
+            if entry.path in self._leave_out:
+                self._skip(entry.path)
+            elif entry.is_symlink():
+                os.symlink(os.readlink(entry.path), place)
+            elif entry.is_dir():
+                os.mkdir(place, 0o700)
+                pending.append((entry.path, place))
+            elif entry.is_file():
+                self._file(entry.path, place)
+            else:
+                self._skip(entry.path)
+        except FileNotFoundError:
+            if os.path.lexists(entry.path):
+                raise
+            with suppress(FileNotFoundError):
+                os.unlink(place)
 
     def _file(self, source: str, target: str) -> None:
         if not (self._reflink and self._clone(source, target)):

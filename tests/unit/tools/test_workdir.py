@@ -8,6 +8,7 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,32 @@ async def test_a_copy_is_the_same_tree_and_its_own(source: Path, tmp_path: Path)
     await made.release()
     assert not copy.exists() and source.exists()
     await made.release()
+
+
+@pytest.mark.parametrize("moment", ["scandir", "copyfile", "copystat", "readlink"])
+async def test_what_is_removed_meanwhile_was_never_there(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As a repository in which git works: the files of ``source/goes`` go right before they are looked at."""
+    (source / "goes" / "deep").mkdir(parents=True)
+    (source / "goes" / "file").write_text("x")
+    (source / "goes" / "link").symlink_to("file")
+    (source / "stays").write_text("y")
+    owner = shutil if moment.startswith("copy") else os
+    real = getattr(owner, moment)
+
+    def removing(path: str, *rest: Any, **options: Any) -> Any:
+        if str(path).startswith(f"{source}/goes/") or (moment == "scandir" and str(path) == f"{source}/goes"):
+            shutil.rmtree(source / "goes", ignore_errors=True)
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(module, "_FICLONE", 0)  # as on a file system that shares no blocks
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, moment, removing)
+        made = await prepare_workdir(Workdir.copy(str(source)), base_dir=str(tmp_path / "w"), name="s.a.1")
+    assert made.path is not None and Path(made.path, "stays").read_text() == "y"
+    gone = "link" if moment == "readlink" else "file"
+    assert not os.path.lexists(Path(made.path, "goes", gone))
 
 
 async def test_keep(source: Path, tmp_path: Path) -> None:
