@@ -25,7 +25,7 @@ from kimi_ray.cli.session_forks import diff, fork
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
 from kimi_ray.cli.session_list import list_sessions
 from kimi_ray.cli.session_show import show
-from kimi_ray.cli.sessions import sessions
+from kimi_ray.cli.sessions import sessions, tail
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
 
@@ -61,17 +61,18 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(swarm)
+sessions.command("list")(list_sessions)
+sessions.command("show")(show)
+sessions.command("tail")(tail)
+sessions.command("fork")(fork)
+sessions.command("diff")(diff)
+sessions.command("export")(export)
 sessions.command("archive")(archive)
 sessions.command("restore")(restore)
 sessions.command("delete")(delete)
-sessions.command("fork")(fork)
-sessions.command("diff")(diff)
-sessions.command("list")(list_sessions)
-sessions.command("show")(show)
 sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
-sessions.command("export")(export)
 app.add_typer(sessions, name="sessions")
 app.add_typer(imports, name="import")
 app.add_typer(bench, name="bench")
@@ -109,6 +110,14 @@ def run_command(arguments: Sequence[str]) -> int:
 
     Every error is printed here: on stderr, or with ``--json`` as ``{"error": {...}}`` on stdout.
     """
+    try:
+        return _run_command(arguments)
+    except BrokenPipeError:  # while an error was told
+        silence_stdout()
+        return exits.FAILED
+
+
+def _run_command(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         code: Any = get_command(app).main(args=list(arguments), prog_name="kimi-ray", standalone_mode=False)

@@ -138,6 +138,12 @@ def _result(data: Any) -> str:
 
 
 _DESCRIBE: dict[str, Callable[[Any], str]] = {
+    "log/forked": lambda d: (
+        f"begins as {d['source']['session_id']}/{d['source']['agent_id']}"
+        + (f" at {d['at']}" if d.get("at") is not None else "")
+        + f" was, {d['source']['seq']} events"
+    ),
+    "log/end-seed": lambda _: "what follows is its own",
     "turn/start": lambda d: f"turn {d['turn']}" + (" (continued)" if d.get("continuation") else ""),
     "turn/end": lambda d: f"turn {d['turn']} {_reason(d['reason'])}",
     "step/start": lambda d: f"step {d['turn']}.{d['step']}",

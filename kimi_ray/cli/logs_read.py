@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from kimi_ray.store.seam import Stream
@@ -44,6 +44,20 @@ async def lines_from(store: ReadStore, stream: Stream, seq: int, until: int | No
             return
 
 
+async def newest_lines(
+    store: ReadStore, stream: Stream, count: int, end: int, wanted: Callable[[bytes], bool] | None = None
+) -> list[bytes]:
+    """The last ``count`` lines before ``end``, or the last that are ``wanted``; read from the end, page by page."""
+    page = count if wanted is None else _PAGE_EVENTS
+    found: list[bytes] = []
+    while end > 0 and len(found) < count:
+        start = max(0, end - page)
+        lines = [line async for line in lines_from(store, stream, start, end)]
+        found = [*(lines if wanted is None else filter(wanted, lines)), *found]
+        end = start
+    return found[len(found) - count :] if len(found) > count else found
+
+
 async def follow(store: ReadStore, stream: Stream, seq: int, *, every_s: float = 0.2) -> AsyncIterator[bytes]:
     """Lines from a seq on, and those that come, until the caller stops."""
     while True:
@@ -56,10 +70,16 @@ async def follow(store: ReadStore, stream: Stream, seq: int, *, every_s: float =
 
 
 async def tree_lines(
-    store: ReadStore, session_id: str, newest: int, *, follow: bool, every_s: float = 0.2
+    store: ReadStore,
+    session_id: str,
+    newest: int,
+    wanted: Callable[[bytes], bool] | None = None,
+    *,
+    follow: bool,
+    every_s: float = 0.2,
 ) -> AsyncIterator[tuple[str, bytes]]:
     """The newest events of all agents of a session by time, as (agent id, line), and with ``follow`` those that come,
-    of new agents too, until the caller stops."""
+    of new agents too, until the caller stops; of ``wanted`` ones alone."""
     from kimi_ray.events import parse_event
 
     places: dict[str, int] = {}
@@ -69,7 +89,7 @@ async def tree_lines(
             continue
         agent_id = log.stream.agent_id
         end = places[agent_id] = await next_seq(store, log.stream)
-        async for line in lines_from(store, log.stream, max(0, end - newest), end):
+        for line in await newest_lines(store, log.stream, newest, end, wanted):
             event = parse_event(line)
             first.append((event.time, agent_id, event.seq, line))
     for _, agent_id, _, line in sorted(first)[max(0, len(first) - newest) :]:
@@ -86,6 +106,7 @@ async def tree_lines(
                 (parse_event(line).time, agent_id, seq, line) for seq, line in enumerate(page.lines, page.first_seq)
             ]
         for _, agent_id, _, line in sorted(came):
-            yield agent_id, line
+            if wanted is None or wanted(line):
+                yield agent_id, line
         if not came:
             await asyncio.sleep(every_s)

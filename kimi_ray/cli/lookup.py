@@ -42,9 +42,10 @@ def _home_of_run(text: str) -> str | None:
     from kimi_ray.runs.run_directory import read_manifest
 
     found = _split_run(text)
-    if found is None and not is_run(text):
+    run = split_agent(text)[0]
+    if found is None and not is_run(run):
         return None
-    config: dict[str, Any] = read_manifest(found[0] if found else Path(text).expanduser()).get("config") or {}
+    config: dict[str, Any] = read_manifest(found[0] if found else Path(run).expanduser()).get("config") or {}
     home = config.get("home")
     return str(home) if home and Path(str(home)).is_dir() else None
 
@@ -54,8 +55,8 @@ async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> 
 
     Args:
         store: The home.
-        text: A session (see ``find_session``), a session and an agent (``SESSION/agent-3``), or a rollout
-            (``RUN:ITEM[#REPEAT]``, RUN a run directory or the end of a run id).
+        text: A session (see ``find_session``), a session and an agent (``SESSION/agent-3``, also ``RUN/agent-3``), or a
+            rollout (``RUN:ITEM[#REPEAT]``, RUN a run directory or the end of a run id).
         agent: An agent of that session; None is main, or the rollout's.
 
     Raises:
@@ -64,7 +65,7 @@ async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> 
     if ":" in text and not is_run(text):
         stream = await _find_rollout(store, text)
         return stream if agent is None else Stream(stream.session_id, agent)
-    session, _, named = (text, "", "") if is_run(text) else text.partition("/")
+    session, named = split_agent(text)
     session_id = await find_session(store, session)
     wanted = agent or named or MAIN
     agents = [log.stream.agent_id for log in await store.list(session_id)]
@@ -79,6 +80,26 @@ async def find_stream(store: ReadStore, text: str, agent: str | None = None) -> 
         hint=f"its agents are {shown}{' ...' if len(agents) > 8 else ''}",
         details={"session_id": session_id, "agent_id": wanted},
     )
+
+
+async def find_tree(store: ReadStore, text: str) -> str:
+    """The id of the session that a person means or names an agent or a rollout of.
+
+    Raises:
+        SessionError: ``session.not_found``; ConfigError: ``request.ambiguous_id``, ``request.unknown_id``.
+    """
+    if ":" in text and not is_run(text):
+        return (await _find_rollout(store, text)).session_id
+    return await find_session(store, split_agent(text)[0])
+
+
+def split_agent(text: str) -> tuple[str, str]:
+    """``SESSION/AGENT`` and ``RUN/AGENT`` in their two parts; the second is empty when no agent is named."""
+    run, _, named = text.rpartition("/")
+    if is_run(text) or (run and is_run(run)):
+        return (text, "") if is_run(text) else (run, named)
+    session, _, named = text.partition("/")
+    return session, named
 
 
 async def find_session(store: ReadStore, text: str) -> str:
@@ -224,9 +245,13 @@ def _by_suffix(ids: Sequence[str], text: str, what: str) -> str | None:
 
 def _no_session(text: str) -> SessionError:
     what = "there is no session yet" if text == LAST else f"there is no session {text!r}"
-    return SessionError(
-        what, code="session.not_found", hint="kimi-ray sessions list shows those of this home", details={"id": text}
+    part = ":" in text or "/" in text
+    hint = (
+        "name a session or a run: a rollout or an agent is not one"
+        if part
+        else "kimi-ray sessions list shows those of this home"
     )
+    return SessionError(what, code="session.not_found", hint=hint, details={"id": text})
 
 
 def run_of(value: dict[str, Any]) -> str | None:

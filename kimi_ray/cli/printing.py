@@ -78,6 +78,11 @@ def terminal_width(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
+def counted(number: int, what: str) -> str:
+    """``1 agent``, ``2 agents``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def clock_time(at: int, form: str) -> str:
     """Epoch milliseconds as local time in a ``strftime`` form; a time that no calendar has is shown as its number.
 

@@ -10,7 +10,7 @@ import typer
 
 from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Home, Json
-from kimi_ray.cli.printing import one_line, print_json, say, tell
+from kimi_ray.cli.printing import counted, one_line, print_json, say, tell
 from kimi_ray.errors import ConfigError
 
 _PROBLEMS_SHOWN = 20
@@ -81,8 +81,7 @@ def _check(file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(found.model_dump(mode="json", exclude={"manifest"}))
     else:
-        counts = f"{found.agents} agents, {found.events} events, {found.blobs} blobs"
-        say(f"{one_line(file)}: {'ok' if found.ok else 'damaged'}, {counts}")
+        say(f"{one_line(file)}: {'ok' if found.ok else 'damaged'}, {_counts(found.agents, found.events, found.blobs)}")
         _tell_problems(list(found.problems))
     if not found.ok:
         raise typer.Exit(FAILED)
@@ -90,13 +89,17 @@ def _check(file: str, *, as_json: bool) -> None:
 
 def _told(place: str, manifest: dict[str, Any]) -> None:
     events = sum(one["events"] for one in manifest["agents"])
-    counts = f"{len(manifest['agents'])} agents, {events} events, {len(manifest['blobs'])} blobs"
+    counts = _counts(len(manifest["agents"]), events, len(manifest["blobs"]))
     line = f"{manifest['session']['session_id']}: {counts}"
     if place == _STDOUT:
         tell(line)
     else:
         say(f"{line} in {one_line(place)}")
     _tell_problems(manifest["problems"])
+
+
+def _counts(agents: int, events: int, blobs: int) -> str:
+    return f"{counted(agents, 'agent')}, {counted(events, 'event')}, {counted(blobs, 'blob')}"
 
 
 def _tell_problems(problems: list[dict[str, Any]]) -> None:

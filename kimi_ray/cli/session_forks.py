@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kimi_ray.store.open import ReadStore
     from kimi_ray.store.seam import Stream
 
+_MOST = 1000
 _CLAIM_S = 5.0
 _PLACES = ("shared", "copy", "git")
 _VALUE_WIDTH = 300
@@ -42,7 +43,9 @@ def fork(
             help="3: through turn 3; 0.17: through step 17 of turn 0; ^3: before turn 3. [the whole; it must be idle]",
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="So many forks: all of them or none.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, max=_MOST, help="So many forks: all of them or none.")
+    ] = 1,
     workdir: Annotated[
         str,
         typer.Option(
@@ -52,7 +55,7 @@ def fork(
         ),
     ] = "shared",
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="BASE", help="Fork number i gets the seed H(BASE, i).")
+        int | None, typer.Option("--seed", metavar="BASE", min=0, help="Fork number i gets a seed made of BASE and i.")
     ] = None,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="[Fork: the source's title]")] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Over the source's.")] = None,
@@ -86,7 +89,7 @@ def fork(
     if json:
         print_json(found)
     else:
-        _print_forks(found)
+        _print_forks(found, address)
 
 
 def diff(
@@ -222,7 +225,7 @@ def _bad_metadata(why: str) -> ConfigError:
     )
 
 
-def _print_forks(found: dict[str, Any]) -> None:
+def _print_forks(found: dict[str, Any], address: str | None) -> None:
     source, rows = found["source"], found["sessions"]
     where = "whole" if source["at"] is None else f"at {source['at']}"
     say(f"forked {source['session_id']}/{source['agent_id']} {where} ({source['seq']} events)")
@@ -241,8 +244,17 @@ def _print_forks(found: dict[str, Any]) -> None:
         tell(f"left out {one['agent_id']} of {one['parent']}: {one['reason']}")
     if left_out.get("count", 0) > _LEFT_OUT_SHOWN:
         tell(f"left out {left_out['count']} agents in all; --json and the forks' documents have more")
+    if address is None:
+        _tell_gone(rows)
     home = shlex.quote(found["home"])
     tell(f"go on: kimi-ray run PROMPT --session {rows[0]['session_id']} --home {home}")
+
+
+def _tell_gone(rows: list[dict[str, Any]]) -> None:
+    """A shared directory that was a rollout's own went with it: nothing can go on there."""
+    gone = next((row["workdir"] for row in rows if row["workdir"] and not os.path.isdir(row["workdir"])), None)
+    if gone is not None:
+        tell(f"the directory {one_line(gone)} is gone: to go on, fork with --workdir git, copy:DIR or none instead")
 
 
 def _print_comparison(found: Comparison) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Address, Home, Json, Namespace
-from kimi_ray.cli.printing import clock_time, one_line, print_json, say, tell
+from kimi_ray.cli.printing import clock_time, counted, one_line, print_json, say, tell
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import ConfigError, KimiRayError
 
@@ -157,7 +157,7 @@ def _ask(documents: list[Document]) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{len(documents)} sessions would be deleted for good, and nobody can be asked here",
+            f"{counted(len(documents), 'session')} would be deleted for good, and nobody can be asked here",
             code="request.needs_yes",
             hint="--yes deletes without asking",
             details={"sessions": [document.session_id for document in documents]},
@@ -167,7 +167,7 @@ def _ask(documents: list[Document]) -> None:
         value = document.value
         title = one_line(str(value.get("title") or value.get("last_prompt") or ""), 60)
         agents, at = value.get("agent_count"), value.get("updated_at")
-        facts = [title, f"{agents} agents" if agents else "", clock_time(at, "%Y-%m-%d %H:%M") if at else ""]
+        facts = [title, counted(agents, "agent") if agents else "", clock_time(at, "%Y-%m-%d %H:%M") if at else ""]
         tell(f"  {document.session_id}  {'  '.join(fact for fact in facts if fact)}")
     tell("delete? [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

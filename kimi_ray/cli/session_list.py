@@ -200,7 +200,7 @@ def listed(one: SessionSummary) -> dict[str, Any]:
 def _print(home: str, found: dict[str, Any], *, filtered: bool) -> None:
     shown: list[SessionSummary] = found["sessions"]
     if not shown:
-        say(f"no sessions in {home}{' are so' if filtered else ''}")
+        say(f"no sessions in {home}" + (" match" if filtered else ""))
         return
     rows = [
         [

@@ -1,11 +1,11 @@
-"""The ``sessions`` commands, what they take for a session, and ``sessions tail``. Without Ray."""
+"""The ``sessions`` group, what its commands take for a session, and ``sessions tail``. Without Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from kimi_ray.store.open import ReadStore
     from kimi_ray.store.seam import Stream
 
-sessions = typer.Typer(name="sessions", help="Look at sessions and their logs, without Ray.", no_args_is_help=True)
+sessions = typer.Typer(
+    name="sessions",
+    help="Look at sessions and their logs, fork, export, archive and delete them.",
+    no_args_is_help=True,
+)
 
 _TAIL = 20
 
@@ -33,13 +37,14 @@ SessionArgument = Annotated[
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="ID", help="This agent, e.g. agent-3 or 3.")]
 
 
-@sessions.command("tail")
 def tail(
     session: SessionArgument,
     agent: AgentOption = None,
     lines: Annotated[
         int | None,
-        typer.Option("--lines", "-n", min=0, help="Begin with so many of the newest [20]; behind --from: so many."),
+        typer.Option(
+            "--lines", "-n", min=0, help="Begin with so many of the newest [20], of --type; behind --from: so many."
+        ),
     ] = None,
     from_seq: Annotated[
         int | None, typer.Option("--from", metavar="SEQ", min=0, help="Begin with this event instead.")
@@ -60,7 +65,7 @@ def tail(
     With --json: the events as they are stored; with --all-agents {"agent_id", "event"}.
     """
     from kimi_ray.cli.logs_read import tree_lines
-    from kimi_ray.cli.lookup import find_session, find_stream, open_home
+    from kimi_ray.cli.lookup import find_stream, find_tree, open_home
 
     for type_ in types or ():
         _check_type(type_)
@@ -71,16 +76,18 @@ def tail(
             hint="leave out --agent and --from",
         )
     store, _ = open_home(home, session)
+    wanted = _of_types(types or [])
 
     async def print_events() -> None:
         if all_agents:
-            session_id = await find_session(store, session.partition("/")[0] if ":" not in session else session)
-            async for agent_id, line in tree_lines(store, session_id, _TAIL if lines is None else lines, follow=follow):
-                _print_event(line, types or [], full=full, json=json, agent_id=agent_id)
+            session_id = await find_tree(store, session)
+            newest = _TAIL if lines is None else lines
+            async for agent_id, line in tree_lines(store, session_id, newest, wanted, follow=follow):
+                _print_event(line, full=full, json=json, agent_id=agent_id)
             return
         stream = await find_stream(store, session, agent)
-        async for line in _events(store, stream, from_seq, lines, follow):
-            _print_event(line, types or [], full=full, json=json)
+        async for line in _events(store, stream, from_seq, lines, wanted, follow):
+            _print_event(line, full=full, json=json)
 
     asyncio.run(print_events())
 
@@ -104,38 +111,59 @@ def _check_type(text: str) -> None:
     )
 
 
+def _of_types(types: list[str]) -> Callable[[bytes], bool] | None:
+    """Whether an event is of one of the types or families; None when all are wanted."""
+    from kimi_ray.events import parse_event
+
+    def wanted(line: bytes) -> bool:
+        type_ = parse_event(line).type
+        return type_ in types or type_.partition("/")[0] in types
+
+    return wanted if types else None
+
+
 async def _events(
-    store: ReadStore, stream: Stream, from_seq: int | None, lines: int | None, follow: bool
+    store: ReadStore,
+    stream: Stream,
+    from_seq: int | None,
+    lines: int | None,
+    wanted: Callable[[bytes], bool] | None,
+    follow: bool,
 ) -> AsyncIterator[bytes]:
     from kimi_ray.cli import logs_read
 
     end = await logs_read.next_seq(store, stream)
-    start = max(0, end - (_TAIL if lines is None else lines)) if from_seq is None else from_seq
-    if from_seq is not None and from_seq > end:
+    if from_seq is None:
+        for line in await logs_read.newest_lines(store, stream, _TAIL if lines is None else lines, end, wanted):
+            yield line
+        if not follow:
+            return
+        from_seq, lines = end, None
+    elif from_seq > end:
         raise ConfigError(
             f"{stream} has {end} events, none with seq {from_seq}",
             code="request.bad_seq",
             hint=f"seqs go from 0 to {end - 1}",
             details={"next_seq": end},
         )
-    left = None if from_seq is None else lines
-    source = logs_read.follow(store, stream, start) if follow else logs_read.lines_from(store, stream, start, end)
+    left = lines
+    source = logs_read.follow(store, stream, from_seq) if follow else logs_read.lines_from(store, stream, from_seq, end)
     if left == 0:
         return
     async for line in source:
+        if wanted is not None and not wanted(line):
+            continue
         yield line
         left = None if left is None else left - 1
         if left == 0:
             return
 
 
-def _print_event(line: bytes, types: list[str], *, full: bool, json: bool, agent_id: str | None = None) -> None:
+def _print_event(line: bytes, *, full: bool, json: bool, agent_id: str | None = None) -> None:
     from kimi_ray.cli.event_lines import event_line, event_text
     from kimi_ray.events import parse_event
 
     event = parse_event(line)
-    if types and event.type not in types and event.type.partition("/")[0] not in types:
-        return
     if json:
         whole = line if agent_id is None else b'{"agent_id":"%s","event":%s}' % (agent_id.encode(), line)
         sys.stdout.buffer.write(whole + b"\n")

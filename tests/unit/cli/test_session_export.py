@@ -25,9 +25,9 @@ def session(cli: Cli, place: Path) -> str:
 
 def test_a_file_of_its_own_name(cli: Cli, place: Path, session: str) -> None:
     result = cli("sessions", "export", "@last")
-    assert result.code == 0 and f"{session}: 1 agents" in result.out and f"in {session}.zip" in result.out
+    assert result.code == 0 and f"{session}: 1 agent, " in result.out and f"in {session}.zip" in result.out
     checked = cli("sessions", "export", "--check", f"{session}.zip")
-    assert checked.code == 0 and checked.out.startswith(f"{session}.zip: ok, 1 agents")
+    assert checked.code == 0 and checked.out.startswith(f"{session}.zip: ok, 1 agent, ")
     again = cli("sessions", "export", session)
     assert again.code == 2 and "code: export.exists" in again.err
     document = cli("sessions", "export", session, "--force", "--json").document

@@ -106,7 +106,8 @@ IMPOSSIBLE = {
     ("--workdir", "nonsense"): "workdir.invalid",
     ("--tag", "x"): "swarm.bad_tag",
     ("--count", "0"): "request.bad_usage",
-    ("--seed", "-1"): "request.invalid",
+    ("--count", "1001"): "request.bad_usage",
+    ("--seed", "-1"): "request.bad_usage",
     ("--agent", "agent-9"): "request.unknown_id",
 }
 
@@ -117,6 +118,19 @@ def test_what_cannot_be_leaves_nothing(cli: Cli, session: str) -> None:
         result = cli("sessions", "fork", session, *arguments, "--json")
         assert (result.code, result.document["error"]["code"]) == (2, code), result
     assert cli("sessions", "list", "--json").document["total"] == 1
+
+
+def test_a_directory_that_went_with_its_rollout_is_told(cli: Cli, place: Path) -> None:
+    (place / "one.txt").write_text("1\n")
+    done = cli(
+        "swarm", "Say {{item}}", "--in-process", "--items", "one.txt", "--model", "scripted", "--out", "run",
+        "--workdir", "copy:.",
+    )  # fmt: skip
+    assert done.code == 0, done
+    forked = cli("sessions", "fork", "run/agent-1")
+    assert forked.code == 0 and "is gone" in forked.err and "--workdir git, copy:DIR or none" in forked.err
+    assert "is gone" not in cli("sessions", "fork", "run/agent-1", "--workdir", "copy:.").err
+    assert "begins as session_" in cli("sessions", "tail", "@last").out
 
 
 def test_what_cannot_be_compared_is_not_different(cli: Cli, home: Path, session: str) -> None:

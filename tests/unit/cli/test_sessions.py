@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -18,7 +19,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.events import parse_event
 from kimi_ray.llm import ChatRequest, Step
 from kimi_ray.runs import read_rows
-from kimi_ray.store.seam import Document
+from kimi_ray.store.seam import Document, Stream
 from tests.unit.cli.conftest import Cli
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ def test_tail(cli: Cli, filled: Path) -> None:
     assert "code: request.bad_seq" in beyond.err
     only = cli("sessions", "tail", "run:alpha", "--json", "-n", 100, "--type", "turn", "--type", "llm/response").out
     assert {parse_event(line.encode()).type for line in only.splitlines()} == {"turn/start", "turn/end", "llm/response"}
+    newest_two = cli("sessions", "tail", "run:alpha", "--json", "-n", 2, "--type", "turn").out.splitlines()
+    assert [parse_event(line.encode()).type for line in newest_two] == ["turn/start", "turn/end"]
+    assert cli("sessions", "tail", "run:alpha", "-n", 0, "--type", "turn").out == ""
+    first = cli("sessions", "tail", "run:alpha", "--json", "--from", 0, "-n", 1, "--type", "turn/end").out
+    assert parse_event(first.encode()).type == "turn/end"
     text = cli("sessions", "tail", "run:alpha", "--full").out
     assert "Say one" in text
     assert "turn 0 completed" in text
@@ -232,6 +238,13 @@ def test_a_reader_that_goes_away(filled: Path, home: Path) -> None:
         ["bash", "-o", "pipefail", "-c", line], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_before_an_error(filled: Path, home: Path) -> None:
+    environment = {"PYTHONPATH": str(ROOT), "KIMI_RAY_HOME": str(home), "PATH": "/bin:/usr/bin"}
+    line = f"{shlex.quote(sys.executable)} -m kimi_ray.cli sessions show nobody --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip() in ("1", "2"), done.stderr) == (True, "")
 
 
 def test_follow_a_growing_log(cli: Cli, place: Path, home: Path) -> None:
@@ -347,6 +360,39 @@ def test_tail_of_the_whole_tree(cli: Cli, filled: Path) -> None:
     assert [json.loads(line) for line in newest] == rows[-5:]
     assert "agent-3" in cli("sessions", "tail", "@last", "--all-agents", "-n", 999).out
     assert cli("sessions", "tail", "@last", "--all-agents", "--agent", "1").code == 2
+    ends = cli("sessions", "tail", "run/agent-1", "--all-agents", "--json", "-n", 6, "--type", "turn/end").out
+    assert [json.loads(line)["event"]["type"] for line in ends.splitlines()] == ["turn/end"] * 6
+    assert cli("sessions", "tail", "run:alpha", "--all-agents", "--json", "-n", 5).out.splitlines() == newest
+
+
+def test_an_agent_of_a_run_and_what_only_a_whole_session_can_be(cli: Cli, filled: Path) -> None:
+    (one,) = cli("sessions", "show", f"{filled}/run/agent-3", "--json").document["agents"]
+    assert one["agent_id"] == "agent-3"
+    assert cli("sessions", "tail", "run/3", "-n", 1).code == 0
+    for part in ("run:alpha", "run/agent-3"):
+        refused = cli("sessions", "archive", part)
+        assert refused.code == 2 and "a rollout or an agent is not one" in refused.err, refused
+    assert "match" in cli("sessions", "list", "--text", "nothing like it").out
+
+
+async def test_the_newest_of_a_type_are_found_behind_many_others() -> None:
+    from kimi_ray.cli.logs_read import newest_lines
+
+    class Lines:
+        """A log of numbers."""
+
+        async def read_from(self, _stream: object, seq: int, limit: int) -> SimpleNamespace:
+            return SimpleNamespace(lines=[b"%d" % at for at in range(seq, min(seq + limit, 9000))], next_seq=9000)
+
+    async def newest(count: int, every: int) -> list[int]:
+        store, stream = cast("Any", Lines()), Stream("session_a", "main")
+        return [
+            int(line) for line in await newest_lines(store, stream, count, 9000, lambda line: int(line) % every == 0)
+        ]
+
+    assert await newest(2, 3000) == [3000, 6000]
+    assert await newest(9, 4000) == [0, 4000, 8000]
+    assert await newest(3, 1) == [8997, 8998, 8999]
 
 
 def test_follow_the_whole_tree(cli: Cli, place: Path, home: Path) -> None:
