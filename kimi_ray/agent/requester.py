@@ -168,17 +168,7 @@ class Requester:
         self._respond(run, answer=answer, error=None)
         request, journal = run.request, self._journal
         content = [self._with_unique_id(block) if block["type"] == "tool-call" else block for block in answer.content]
-        data: dict[str, Any] = {
-            "turn": request.turn,
-            "step": request.step,
-            "message": {
-                "id": new_message_id(),
-                "role": "assistant",
-                "content": content,
-                "source": {"kind": "model", "provider": run.route.provider.name, "model": request.model},
-            },
-            "attempt": run.attempt,
-        }
+        data = _message_of(run, content)
         event = journal.append("assistant/message", data, surface="append", sources=run.chunk_seqs or None)
         if answer.meta.tokens is not None:
             journal.append(
@@ -207,24 +197,8 @@ class Requester:
         self._respond(run, answer=None, error=None)
         content = run.assembler.partial()
         if content:
-            request = run.request
-            self._journal.append(
-                "assistant/message",
-                {
-                    "turn": request.turn,
-                    "step": request.step,
-                    "message": {
-                        "id": new_message_id(),
-                        "role": "assistant",
-                        "content": content,
-                        "source": {"kind": "model", "provider": run.route.provider.name, "model": request.model},
-                    },
-                    "attempt": run.attempt,
-                    "interrupted": True,
-                },
-                surface="append",
-                sources=run.chunk_seqs or None,
-            )
+            data = _message_of(run, content) | {"interrupted": True}
+            self._journal.append("assistant/message", data, surface="append", sources=run.chunk_seqs or None)
 
     def _respond(self, run: _Attempt, *, answer: Assembled | None, error: ProviderError | None) -> None:
         request, meta = run.request, run.assembler.meta
@@ -340,3 +314,19 @@ class _ChunkRecorder:
 def _storable(text: str) -> str:
     """A fragment may end in half a surrogate pair; alone it cannot be stored."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _message_of(run: _Attempt, content: list[dict[str, Any]]) -> dict[str, Any]:
+    """What ``assistant/message`` says of an attempt's answer."""
+    request = run.request
+    return {
+        "turn": request.turn,
+        "step": request.step,
+        "message": {
+            "id": new_message_id(),
+            "role": "assistant",
+            "content": content,
+            "source": {"kind": "model", "provider": run.route.provider.name, "model": request.model},
+        },
+        "attempt": run.attempt,
+    }

@@ -38,6 +38,7 @@ from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.quiescence import LEASE_S, Quiescence
 from kimi_ray.hosts.specs import Ack, EventPage, RunRequest, Submit
 from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.hosts.stored_binding import binding_of
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import Message
 from kimi_ray.scopes import assemble
@@ -491,7 +492,7 @@ class AgentHost:
                 "versions": {"kimi_ray": __version__, "python": platform.python_version()},
             },
         )
-        bind = _bind_of(spec, agent)
+        bind = binding_of(spec, agent.workdir_path, created=agent.workdir_created)
         if bind != journal.fold.bind:
             journal.append("profile/bind", bind)
         agent.revive()
@@ -586,15 +587,3 @@ class AgentHost:
             return agent.outcome(prompt_id)
         except AgentError as error:
             return failed_outcome(stream, prompt_id, error)
-
-
-def _bind_of(spec: AgentSpec, agent: LiveAgent) -> dict[str, Any]:
-    """What ``profile/bind`` records of an activation: enough to bring the agent to life again."""
-    bind: dict[str, Any] = {"profile": spec.profile.said(), "model": spec.model.name}
-    if spec.sampling is not None:
-        bind["sampling"] = spec.sampling.said()
-    if spec.limits is not None:
-        bind["limits"] = spec.limits.said()
-    if spec.workdir is not None:
-        bind["workdir"] = spec.workdir.said() | {"prepared": agent.workdir_path, "created": agent.workdir_created}
-    return bind

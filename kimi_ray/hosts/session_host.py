@@ -35,6 +35,7 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import assemble
 from kimi_ray.session import Activity, new_document
+from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, SessionGrant, Stream
 
 _FORCED_S = 10.0
@@ -88,7 +89,7 @@ class SessionHost:
         )
         self._scopes: dict[str, AsyncContainer] = {}
         self._sessions: dict[str, LiveSession] = {}
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._locks = NamedLocks()
         self._closing = False
 
     async def start(self) -> None:
@@ -528,17 +529,8 @@ class SessionHost:
     @asynccontextmanager
     async def _only(self, session_id: str) -> AsyncGenerator[None]:
         """One operation at a time on an id."""
-        lock, users = self._locks.get(session_id, (asyncio.Lock(), 0))
-        self._locks[session_id] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[session_id]
-            if users == 1:
-                del self._locks[session_id]
-            else:
-                self._locks[session_id] = (lock, users - 1)
+        async with self._locks.alone(session_id):
+            yield
 
 
 def _under_its_claim(spec: SessionSpec) -> SessionSpec:

@@ -1,4 +1,4 @@
-"""How a stored agent was bound: the profile, model and settings that its log says."""
+"""How an agent is bound: the profile, model and settings that its log is told, and says later."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic_core import from_json
 
 from kimi_ray.errors import StoreError
 from kimi_ray.events import parse_header, type_key
+from kimi_ray.hosts.specs import AgentSpec
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.log.slicing import WHOLE, LogScanner
 from kimi_ray.session.fork_plan import bind_at
@@ -19,6 +20,18 @@ _FIRST_EVENTS = 50
 _LAST_EVENTS = 500
 _HEAD_BYTES = 96
 _ACTIVATED = type_key("runtime/activated")
+
+
+def binding_of(spec: AgentSpec, workdir_path: str | None, *, created: bool) -> dict[str, Any]:
+    """What ``profile/bind`` records of an activation: enough to bring the agent to life again."""
+    bind: dict[str, Any] = {"profile": spec.profile.said(), "model": spec.model.name}
+    if spec.sampling is not None:
+        bind["sampling"] = spec.sampling.said()
+    if spec.limits is not None:
+        bind["limits"] = spec.limits.said()
+    if spec.workdir is not None:
+        bind["workdir"] = spec.workdir.said() | {"prepared": workdir_path, "created": created}
+    return bind
 
 
 async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ The seam (``seam.py``) says what every backend promises; ``tests/conformance/sto
   ``zstd_frames``); ``log_scan`` (the Tail rule), ``log_read`` (pages), ``log_files`` (creation and repair),
   ``recovery`` (first touch), ``forking``, ``survey`` over ``turns``, ``surviving`` and ``verify``;
 - the other backend: ``sqlite``, a package of its own; ``backend`` and ``reader`` choose by name, and ``sessions_held``,
-  ``admission``, ``refusals``, ``stream_table`` are what both share;
+  ``named_locks``, ``admission``, ``refusals``, ``stream_table`` are what both share;
 - for readers: ``open.open_store``;
 - under all of it: ``fs``, the only module that touches files, and ``faults``, which breaks them for tests.
 

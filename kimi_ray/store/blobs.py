@@ -23,6 +23,7 @@ from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, write_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.owners import io_errors_but_missing
+from kimi_ray.store.refusals import file_held
 from kimi_ray.store.reserve import Reserve
 
 TOUCH_LASTS_S = 3600.0
@@ -207,12 +208,7 @@ class Blobs:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
-                        raise StoreError(
-                            f"{path} is held by another process for too long",
-                            code="store.busy",
-                            details={"path": path},
-                            retryable=True,
-                        ) from None
+                        raise file_held(path) from None
                     time.sleep(0.001)
             yield
         finally:

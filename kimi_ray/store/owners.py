@@ -26,7 +26,7 @@ from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import Fs, exists, io_error, io_errors, names_in, pwrite_all, read_file, replace_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.log_files import clear_leftovers
-from kimi_ray.store.refusals import is_being_made
+from kimi_ray.store.refusals import file_held, is_being_made
 from kimi_ray.store.unpublished import Marker, Unpublished
 
 _CLAIM_LOCK_TIMEOUT_S = 30.0
@@ -269,12 +269,7 @@ class Owners:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise StoreError(
-                        f"{path} is held by another process for too long",
-                        code="store.busy",
-                        details={"path": path},
-                        retryable=True,
-                    ) from None
+                    raise file_held(path) from None
                 time.sleep(0.002)
 
     def _open_own_lock(self) -> None:

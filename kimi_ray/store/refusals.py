@@ -16,6 +16,16 @@ def already_exists(stream: Stream) -> StoreError:
     )
 
 
+def file_held(path: str) -> StoreError:
+    """``store.busy``: another process has a file locked, and does not let go of it."""
+    return StoreError(
+        f"{path} is held by another process for too long",
+        code="store.busy",
+        details={"path": path},
+        retryable=True,
+    )
+
+
 def claim_superseded(session_id: str) -> StoreError:
     """``session.fenced``: the caller acts for a claim that is not the newest."""
     return StoreError(

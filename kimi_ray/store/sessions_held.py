@@ -5,7 +5,6 @@ A document changes only under the newest claim of its session, one change at a t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from kimi_ray.ids import workspace_id as workspace_id_of
 from kimi_ray.store.claims import SESSION, Claims
 from kimi_ray.store.layout import NO_WORKSPACE
+from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.owners import Owners
 from kimi_ray.store.refusals import claim_superseded, session_fenced
 from kimi_ray.store.seam import Document, SessionGrant, Stream
@@ -24,7 +24,7 @@ class SessionsHeld:
     def __init__(self, claims: Claims, owners: Owners) -> None:
         self._claims = claims
         self._owners = owners
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._locks = NamedLocks()
 
     async def open(
         self,
@@ -82,17 +82,8 @@ class SessionsHeld:
     @contextlib.asynccontextmanager
     async def alone(self, session_id: str) -> AsyncGenerator[None]:
         """Nobody else in this process opens the session or writes its document during the block."""
-        lock, users = self._locks.get(session_id, (asyncio.Lock(), 0))
-        self._locks[session_id] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[session_id]
-            if users == 1:
-                del self._locks[session_id]
-            else:
-                self._locks[session_id] = (lock, users - 1)
+        async with self._locks.alone(session_id):
+            yield
 
 
 def target_of(header: dict[str, Any]) -> tuple[Stream, str]:
