@@ -67,20 +67,36 @@ def make_worktree(
     git = _Git(repository, stopped)
     common = git.common_directory()
     commit = git.commit(ref)
-    workshop = Workshop(base, name)
-    try:
-        with workshop:
-            Path(workshop.partial, REPOSITORY).write_text(common, errors="surrogateescape")
-            try:
-                git.add(common, workshop.tree, commit)
-                skipped = git.leave_out(workshop.tree, leave_out)
-                _publish(workshop)
-            except BaseException:
-                forget(common, workshop.tree, workshop.target if not os.path.lexists(workshop.target) else None)
-                raise
-    except OSError as error:
-        raise not_made(f"no worktree of {repository} could be made", workshop.target, error) from error
-    return workshop.target, skipped
+    for _ in range(_TRIES):
+        workshop = Workshop(base, name)
+        try:
+            skipped = _make(git, workshop, common, commit, leave_out)
+        except OSError as error:
+            raise not_made(f"no worktree of {repository} could be made", workshop.target, error) from error
+        if _entry_of(workshop.target) is not None:
+            return workshop.target, skipped
+        # Somebody's prune had found the entry before it was locked, and has removed it only now.
+        remove(workshop.target)
+        forget(common, workshop.target)
+    raise ToolError(
+        f"no worktree of {repository} could be made: its entry in worktrees/ is removed each time",
+        code="workdir.failed",
+        hint="git worktree prune runs there all the time",
+        details={"path": repository},
+    )
+
+
+def _make(git: _Git, workshop: Workshop, common: str, commit: str, leave_out: Sequence[str]) -> list[str]:
+    with workshop:
+        Path(workshop.partial, REPOSITORY).write_text(common, errors="surrogateescape")
+        try:
+            git.add(common, workshop.tree, commit)
+            skipped = git.leave_out(workshop.tree, leave_out)
+            _publish(workshop)
+        except BaseException:
+            forget(common, workshop.tree, workshop.target if not os.path.lexists(workshop.target) else None)
+            raise
+    return skipped
 
 
 def remove_worktree(path: str, repository: str | None = None) -> None:

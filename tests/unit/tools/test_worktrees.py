@@ -18,6 +18,7 @@ from kimi_ray.errors import ToolError
 from kimi_ray.settings import Workdir
 from kimi_ray.tools import prepare_workdir
 from kimi_ray.tools.workdirs import drop_sessions, found_again, leftovers, sweep_sessions, workdir_name, worktrees
+from kimi_ray.tools.workdirs.private import Workshop
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
@@ -197,6 +198,30 @@ async def test_many_at_once_made_and_removed(repo: Path, base: Path) -> None:
     await asyncio.gather(prune(), *(one(n) for n in range(24)))
     assert len(hidden(base)) == len(entries(repo)) == 12
     assert await drop_sessions(str(base), ["s"]) == 12
+    assert hidden(base) == [] and entries(repo) == []
+
+
+async def test_an_entry_that_is_pruned_late_is_made_again(
+    repo: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, pruned = worktrees._publish, []
+
+    def publish(workshop: Workshop) -> None:
+        entry = worktrees._entry_of(workshop.tree)
+        real(workshop)
+        if len(pruned) < most:
+            pruned.append(entry)
+            shutil.rmtree(entry)
+
+    monkeypatch.setattr(worktrees, "_publish", publish)
+    most = 2
+    made = await prepare_workdir(Workdir.git(str(repo)), base_dir=str(base), name="s.a.1")
+    assert len(pruned) == 2 and git(Path(made.path), "status", "--porcelain") == ""
+    await made.release()
+    most = 1000
+    with pytest.raises(ToolError, match="each time") as caught:
+        await prepare_workdir(Workdir.git(str(repo)), base_dir=str(base), name="s.a.2")
+    assert caught.value.code == "workdir.failed"
     assert hidden(base) == [] and entries(repo) == []
 
 
