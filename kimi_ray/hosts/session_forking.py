@@ -36,6 +36,8 @@ _BEGINNINGS = 3
 _ASK_S = 5.0
 _CALL_S = 60.0
 _WORKDIRS_S = 600.0
+_PLACES = 3
+"""So many hosts are asked for directories, when one is lost after the other."""
 _RENEWALS = 4
 """So often within a lease it is renewed."""
 
@@ -379,7 +381,8 @@ class _Workdirs:
 
     def __init__(self, services: HostServices) -> None:
         self._services = services
-        self._host: str | None = None
+        self._place: PlaceAgent | None = None
+        self._host = ""
 
     async def make(self, spec: ForkSpec, plan: ForkPlan) -> list[dict[str, Any]] | None:
         """For each target what its binding says of its directory; None when it is the source's own as it is.
@@ -404,30 +407,50 @@ class _Workdirs:
         return await self._make(spec, wanted, node)
 
     async def _make(self, spec: ForkSpec, wanted: Workdir, node: str | None) -> list[dict[str, Any]]:
-        services = self._services
-        nonce = f"{spec.group}{spec.attempt}"
-        wishes = [(wanted, workdir_name(session_id, MAIN, nonce), list(spec.leave_out)) for session_id in spec.targets]
+        services, stream = self._services, Stream(spec.targets[0], MAIN)
         free = services.config.workspace_shared and wanted.kind != "factory"
-        place = PlaceAgent(Stream(spec.targets[0], MAIN), None, None if free else node, fingerprint_of((), wanted))
-        (host,) = await services.registry.place_agents([place])
-        self._host = host
-        try:
-            peer = services.cluster.peer(host)
-            made: list[dict[str, Any]] = await peer.call("make_workdirs", wishes, timeout_s=_WORKDIRS_S)
-            told: dict[str, Any] = await peer.call("ping", timeout_s=_CALL_S, group="control")
-        finally:
-            await asyncio.shield(services.registry.released(host))
+        self._place = PlaceAgent(stream, None, None if free else node, fingerprint_of((), wanted))
+        for again in range(_PLACES):
+            (self._host,) = await services.registry.place_agents([self._place])
+            try:
+                return await self._make_at(spec, wanted, again)
+            except KimiRayError as error:
+                if not is_lost(error.code):
+                    raise
+                if not await services.registry.report_lost(self._host) or again == _PLACES - 1:
+                    raise _maker_lost(self._host) from error  # or the caller would take its callee for lost
+            finally:
+                await asyncio.shield(services.registry.released(self._host))
+        raise AssertionError
+
+    async def _make_at(self, spec: ForkSpec, wanted: Workdir, again: int) -> list[dict[str, Any]]:
+        nonce = f"{spec.group}{spec.attempt}{again}"
+        wishes = [(wanted, workdir_name(session_id, MAIN, nonce), list(spec.leave_out)) for session_id in spec.targets]
+        peer = self._services.cluster.peer(self._host)
+        if spec.attempt or again:
+            # What a host that was lost has made is nobody's, and no sweep would take it from sessions that are there.
+            await peer.call("drop_workdirs", list(spec.targets), timeout_s=_WORKDIRS_S)
+        made: list[dict[str, Any]] = await peer.call("make_workdirs", wishes, timeout_s=_WORKDIRS_S)
+        told: dict[str, Any] = await peer.call("ping", timeout_s=_CALL_S, group="control")
         said = wanted.said() | {"node": told["node_id"]}
         return [said | {"prepared": one["path"], "created": one["created"]} for one in made]
 
     async def drop(self, spec: ForkSpec) -> None:
-        """Remove what was made."""
-        if self._host is None:
+        """Remove what was made; when its host is lost, by another one of the node."""
+        if self._place is None:
             return
+        registry, targets = self._services.registry, list(spec.targets)
         try:
-            await self._services.cluster.peer(self._host).call(
-                "drop_workdirs", list(spec.targets), timeout_s=_WORKDIRS_S
-            )
+            for _ in range(_PLACES):
+                try:
+                    peer = self._services.cluster.peer(self._host)
+                    await peer.call("drop_workdirs", targets, timeout_s=_WORKDIRS_S)
+                    return
+                except KimiRayError as error:
+                    if not is_lost(error.code) or not await registry.report_lost(self._host):
+                        raise
+                (self._host,) = await registry.place_agents([self._place])
+                await asyncio.shield(registry.released(self._host))
         except KimiRayError:
             pass  # the node's next host of agents sweeps; the failure itself is what the caller hears
 
@@ -445,6 +468,16 @@ class _Workdirs:
             hint="fork with workdir='shared' of another directory, or Workdir.copy(path)",
             details={"path": bound.get("prepared"), "node_id": node},
         )
+
+
+def _maker_lost(host: str) -> ToolError:
+    return ToolError(
+        f"the host {host} was lost while it made directories",
+        code="workdir.failed",
+        hint="try again; nothing was made",
+        details={"host": host},
+        retryable=True,
+    )
 
 
 async def _told(live: LiveSession) -> None:
