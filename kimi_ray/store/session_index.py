@@ -24,7 +24,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.store.in_threads import finish_in
 from kimi_ray.store.seam import Document
 from kimi_ray.store.session_index_answers import count, find, page
-from kimi_ray.store.session_index_file import IndexFile, IndexLost, Noted, is_damage
+from kimi_ray.store.session_index_file import IndexFile, IndexLost, IndexReplaced, Noted, is_damage
 from kimi_ray.store.session_index_marks import READY, STALE, Marks, WriterMark, distrust, read_marks, remove_marks, seal
 from kimi_ray.store.session_index_mirror import BATCH, FAILURES, INDEX_FAILURES, Changes, Mirror
 from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery, count_of, page_of
@@ -318,6 +318,8 @@ class SessionIndex:
 
     def _fail(self, error: BaseException) -> None:
         self._damaged = self._damaged or (is_damage(error) and not isinstance(error, IndexLost))
+        if isinstance(error, IndexReplaced):
+            self._losses += 1  # the one that is there may be an older one
         self._degrade(f"{type(error).__name__}: {error}")
 
     def _degrade(self, reason: str) -> None:
@@ -431,6 +433,7 @@ class SessionIndex:
 
     def _leave(self, whole: bool) -> None:
         try:
+            whole = whole and self._file.is_whole()
             self._file.close(durable=whole and self._mark.held and self._durable)
             if whole:
                 self._mark.take_away()

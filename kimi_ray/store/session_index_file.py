@@ -20,7 +20,8 @@ from kimi_ray.store.session_index_rows import IndexRow
 from kimi_ray.store.session_index_sql import SCHEMA, TABLES, UPSERT, UPSERT_NEWER, values_of
 
 INDEX_NAME = "index.sqlite"
-_BESIDE = ("-wal", "-shm", "-journal")
+_LOG = "-wal"
+_BESIDE = (_LOG, "-shm", "-journal")
 _LOCK_WAIT_S = 5.0
 _PAUSE_S = 0.005
 
@@ -28,7 +29,11 @@ R = TypeVar("R")
 
 
 class IndexLost(Exception):
-    """The file was deleted or replaced while it was open."""
+    """The index is not to be believed."""
+
+
+class IndexReplaced(IndexLost):
+    """The file, or SQLite's log of it, was deleted or replaced while it was open: what was written may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class IndexFile:
         self._reading = _Slot()
         self._writing = _Slot()
         self._inode: tuple[int, int] | None = None
+        self._log_inode: tuple[int, int] | None = None
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
@@ -99,8 +105,8 @@ class IndexFile:
             return False
         whole = known.get("schema") == SCHEMA and known.get("home_id") == self._home_id
         if whole:
-            found = os.stat(self.path)
-            self._inode = (found.st_dev, found.st_ino)
+            self._inode = _inode(self.path)
+            self._log_inode = _inode(self.path + _LOG)  # it stays the same one while anybody has the index open
         return whole
 
     def _make(self) -> None:
@@ -159,11 +165,13 @@ class IndexFile:
             os.close(fd)
 
     def _is_ours(self) -> bool:
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return False
-        return self._inode == (found.st_dev, found.st_ino)
+        return self._inode is not None and self._inode == _inode(self.path)
+
+    def is_whole(self) -> bool:
+        """Whether the file that was opened is still the index, with all that was written into it; True when closed."""
+        if self._inode is None:
+            return True
+        return self._is_ours() and self._log_inode in (None, _inode(self.path + _LOG))
 
     def close(self, *, durable: bool = False) -> None:
         """Close the connections. ``durable``: what was written survives a power cut."""
@@ -188,12 +196,12 @@ class IndexFile:
         """A read transaction.
 
         Raises:
-            IndexLost, sqlite3.Error
+            IndexReplaced, sqlite3.Error
         """
         with self._reading.lock:
             connection = self._reading.connection
-            if connection is None or not self._is_ours():
-                raise IndexLost(self.path)
+            if connection is None or not self.is_whole():
+                raise IndexReplaced(self.path)
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -205,17 +213,17 @@ class IndexFile:
         """A write transaction, and its stamp.
 
         Raises:
-            IndexLost, sqlite3.Error
+            IndexReplaced, sqlite3.Error
         """
         with self._writing.lock:
             connection = self._writing.connection
-            if connection is None or not self._is_ours():
-                raise IndexLost(self.path)
+            if connection is None or not self.is_whole():
+                raise IndexReplaced(self.path)
             with _transaction(connection):
                 connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'stamp'")
                 yield connection, int(fact(connection, "stamp"))
-            if not self._is_ours():
-                raise IndexLost(self.path)
+            if not self.is_whole():
+                raise IndexReplaced(self.path)
 
     def record(self, changes: Mapping[str, IndexRow | None]) -> None:
         """Sessions that were written, or removed (None). What is newer stays, and what was removed stays removed."""
@@ -235,8 +243,8 @@ class IndexFile:
         """What is there now."""
         with self._writing.lock:  # readers are not to wait for it
             connection = self._writing.connection
-            if connection is None or not self._is_ours():
-                raise IndexLost(self.path)
+            if connection is None or not self.is_whole():
+                raise IndexReplaced(self.path)
             connection.execute("BEGIN")
             try:
                 rows = connection.execute("SELECT id, stamp, digest FROM sessions INDEXED BY by_stamp").fetchall()
@@ -291,6 +299,14 @@ class IndexFile:
         """``generation`` (0: not built yet); ``checked_at`` and ``took_ms`` of the last comparison; and the like."""
         with self.read() as connection:
             return dict(connection.execute("SELECT name, value FROM facts").fetchall())
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class _Slot:

@@ -140,6 +140,35 @@ async def test_a_file_that_is_lost_or_damaged_is_made_anew(tmp_path: Path, what:
         assert status.degraded_count == 1 and status.sessions == 5
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("what", ["an older one", "without its log"])
+async def test_an_index_that_lacks_what_was_written_is_not_believed(tmp_path: Path, what: str, noticed: bool) -> None:
+    path = tmp_path / "index.sqlite"
+    async with opened(tmp_path) as home:
+        await home.write("a", at=1)
+        await home.ready()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+        shutil.copy(path, tmp_path / "older")
+        await home.write("b", at=2)
+        index = await home.ready()
+        if what == "an older one":
+            os.replace(tmp_path / "older", path)
+        Path(f"{path}-wal").unlink()
+        Path(f"{path}-shm").unlink(missing_ok=True)
+        if noticed:
+            assert await home.ids() == ["b", "a"]
+            assert index.state in ("degraded", "preparing")
+            await home.ready()
+            assert await home.ids() == ["b", "a"]
+    reader = SessionsReader(open_store(tmp_path))
+    assert [one.id for one in (await reader.page(EVERYTHING)).items] == ["b", "a"]
+    async with opened(tmp_path) as home:
+        await home.ready()
+        assert await home.ids() == ["b", "a"]
+
+
 async def test_edits_and_deletions_from_outside_are_found(tmp_path: Path) -> None:
     async with opened(tmp_path, IndexPace(reconcile_s=0.05, again_s=0.02, window_s=0.001)) as home:
         for number in range(3):
