@@ -148,7 +148,7 @@ def test_resume_of_nothing(cli: Cli, place: Path) -> None:
         (("--tools", "no.such.module:tool"), "tool.not_importable"),
         (("--workdir", "somewhere"), "workdir.invalid"),
         (("--workdir", "copy:/no/such/dir"), "workdir.not_found"),
-        (("--workdir", "git:repo@main"), "workdir.unsupported"),
+        (("--workdir", "git:repo@main"), "workdir.not_found"),
         (("--address", "127.0.0.1:1"), "request.conflict"),
         (("--resume", "x", "--out", "y"), "request.conflict"),
         (("--retry", "tool"), "request.conflict"),
