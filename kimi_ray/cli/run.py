@@ -12,7 +12,7 @@ import typer
 
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
-from kimi_ray.cli.printing import one_line, print_json, safe, tell
+from kimi_ray.cli.printing import counted, one_line, print_json, safe, tell
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import ConfigError
 
@@ -41,11 +41,11 @@ def run(
         list[str] | None,
         typer.Option("--tools", metavar="NAMES", help="Read,Grep,package.module:function ...; none. [the profile's]"),
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="For this prompt.")] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option("--max-output-tokens", metavar="N", help="Of each model request.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Sent to the model.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Sent to the model, for this prompt.")] = None,
     max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Model requests.")] = None,
     max_tool_calls: Annotated[int | None, typer.Option("--max-tool-calls", metavar="N")] = None,
     max_total_tokens: Annotated[int | None, typer.Option("--max-total-tokens", metavar="N")] = None,
@@ -269,7 +269,7 @@ def _print_end(result: PromptResult, session_id: str) -> None:
         if result.error.get("hint"):
             tell(f"hint: {safe(str(result.error['hint']))}")
     tell(
-        f"{result.stop or result.state}: {result.steps} steps, {result.tool_calls} tool calls, "
+        f"{result.stop or result.state}: {counted(result.steps, 'step')}, {counted(result.tool_calls, 'tool call')}, "
         f"{usage.input + usage.cached + usage.cache_write} tokens in, {usage.output} out"
     )
     tell(f"session {session_id}  (kimi-ray sessions tail {session_id[-10:]})")

@@ -8,7 +8,7 @@ import typer
 
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, Home, Json, Namespace
-from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell
+from kimi_ray.cli.printing import counted, one_line, print_json, safe, say, table, tell
 from kimi_ray.cli.settings_of import runtime_config
 
 _SHOWN = 5
@@ -29,7 +29,7 @@ def status(json: Json = False, home: Home = None, address: Address = None, names
     if told["address"] is None:
         say(_NO_CLUSTER)
         return
-    say(f"{len(told['runtimes'])} runtimes in namespace {told['namespace']} at {told['address']}")
+    say(f"{counted(len(told['runtimes']), 'runtime')} in namespace {told['namespace']} at {told['address']}")
     for runtime in told["runtimes"]:
         _print_runtime(runtime)
 
