@@ -52,6 +52,8 @@ class SessionFiles:
         self._documents = documents
         self._run = run
         self._opener = opener
+        self._made: set[str] = set()
+        """Directories of sessions that were copied here: another process may have taken them back since."""
 
     def check_new(self, session_id: str, workspace_id: str) -> None:
         """See ``Maker.check_new``."""
@@ -84,6 +86,7 @@ class SessionFiles:
     async def make(self, copy: SessionCopy) -> None:
         """See ``Maker.make``."""
         directory = await self._run(self._layout.place, copy.session_id, copy.workspace_id)
+        self._made.add(directory)
         try:
             made = await asyncio.gather(
                 *(self._run(self._copy, copy.session_id, log, directory) for log in copy.logs), return_exceptions=True
@@ -117,7 +120,11 @@ class SessionFiles:
         fs, directories = self._tools.fs, self._tools.directories
         home = self._layout.sessions
         with io_errors(home):
-            for session_id in sessions:
+            for session_id, workspace_id in sessions.items():
+                place = f"{home}/{workspace_id}/{session_id}"
+                if place in self._made:
+                    self._made.discard(place)
+                    directories.forget(place)
                 self._layout.forget(session_id, removed=True)
                 directory = self._layout.session_dir(session_id)
                 if directory is None or exists(fs, self._layout.tombstone(session_id)):

@@ -256,6 +256,23 @@ class PublicationContract(Contract):
         await other.close()
         await store.close()
 
+    async def test_what_another_process_took_back_is_made_again(self, home: Home) -> None:
+        """As the stores of several shards do it: each copies its own sessions, the first one discards them all."""
+        store, other = await home.open(shards=1), await home.open()
+        await self.start(store, count=8)
+        for attempt in range(3):
+            group = f"g{attempt}"
+            await store.begin_publication(group, FORKS)
+            for number, session_id in enumerate(FORKS):
+                await (store, other)[number % 2].copy_session(group, fork_of(session_id))
+            if attempt < 2:
+                await store.discard_publication(group)
+        await store.publish("g2")
+        for who in (store, other):
+            assert await seen(who) == (set(FORKS), {"s1", *FORKS})
+        await other.close()
+        await store.close()
+
     async def test_a_copy_is_made_once_however_often_it_is_told(self, store: Store) -> None:
         await self.start(store, count=8)
         await store.begin_publication("g", FORKS)
