@@ -35,6 +35,10 @@ def list_sessions(
     archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Archived ones too.")] = False,
     parent: Annotated[str | None, typer.Option("--parent", metavar="SESSION", help="Children of this one.")] = None,
+    forks_of: Annotated[str | None, typer.Option("--forks-of", metavar="SESSION", help="Forks of this one.")] = None,
+    fork_group: Annotated[
+        str | None, typer.Option("--fork-group", metavar="ID", help="Those that one fork made together.")
+    ] = None,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Those with this tag; may be repeated.")
     ] = None,
@@ -65,11 +69,13 @@ def list_sessions(
         "tags": dict(_tag(one) for one in tag or ()),
         "run_id": None if run is None else _run(run),
         "text": text,
+        "fork_group": fork_group,
         "since": None if since is None else _since(since),
     }
     try:
         store = open_store(config.home, network_home=config.network_home)
-        found: dict[str, Any] = asyncio.run(_find(store, filters, workspace=workspace, parent=parent, after=after))
+        named = {"child_of": parent, "forked_from": forks_of, "after": after}
+        found: dict[str, Any] = asyncio.run(_find(store, filters, workspace=workspace, named=named))
     except StoreError as error:
         if error.code != "store.not_found":
             raise
@@ -77,11 +83,15 @@ def list_sessions(
     if json:
         print_json({"home": config.home, **found, "sessions": [listed(one) for one in found["sessions"]]})
     else:
-        _print(config.home, found, filtered=any([workspace, archived, parent, tag, run, text, since, after]))
+        _print(
+            config.home,
+            found,
+            filtered=any([workspace, archived, parent, forks_of, fork_group, tag, run, text, since, after]),
+        )
 
 
 async def _find(
-    store: ReadStore, filters: dict[str, Any], *, workspace: str | None, parent: str | None, after: str | None
+    store: ReadStore, filters: dict[str, Any], *, workspace: str | None, named: dict[str, str | None]
 ) -> dict[str, Any]:
     from kimi_ray.store.session_index_query import SessionQuery
     from kimi_ray.store.session_index_reader import SessionsReader
@@ -91,8 +101,7 @@ async def _find(
         {
             **filters,
             "workspace_ids": None if workspace is None else await _workspaces(sessions, store.home, workspace),
-            "child_of": None if parent is None else await _session(store, parent),
-            "after": None if after is None else await _session(store, after),
+            **{key: None if text is None else await _session(store, text) for key, text in named.items()},
         }
     )
     page = await sessions.page(query)

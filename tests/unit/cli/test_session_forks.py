@@ -112,6 +112,18 @@ IMPOSSIBLE = {
 }
 
 
+def test_forks_are_listed_by_their_source_and_by_their_group(cli: Cli, session: str) -> None:
+    groups = [cli("sessions", "fork", session, "--at", "0", "--count", n, "--json").document for n in (2, 1)]
+    made = [{one["session_id"] for one in group["sessions"]} for group in groups]
+
+    def listed(*flags: str) -> set[str]:
+        return {one["session_id"] for one in cli("sessions", "list", *flags, "--json").document["sessions"]}
+
+    assert listed("--forks-of", session[-8:]) == made[0] | made[1]
+    assert [listed("--fork-group", group["fork_group"]) for group in groups] == made
+    assert listed("--forks-of", "nobody") == listed("--fork-group", "none") == set()
+
+
 def test_what_cannot_be_leaves_nothing(cli: Cli, session: str) -> None:
     """K's test 28, and the other ways to ask for the impossible."""
     for arguments, code in IMPOSSIBLE.items():
