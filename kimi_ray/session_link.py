@@ -71,13 +71,16 @@ class SessionLink:
         """
         self.courier.check_loop()
         if self.closed:
-            raise SessionError(
-                f"session {self.id} is closed",
-                code="session.closed",
-                hint="resume it and use the session that this gives",
-                details={"session_id": self.id},
-            )
+            raise self._is_closed()
         return await self._call(method, args, group, timeout_s)
+
+    def _is_closed(self) -> SessionError:
+        return SessionError(
+            f"session {self.id} is closed",
+            code="session.closed",
+            hint="resume it and use the session that this gives",
+            details={"session_id": self.id},
+        )
 
     async def _call(self, method: str, args: tuple[Any, ...], group: Group, timeout_s: float) -> Any:
         for attempt in range(_TRIES):
@@ -87,6 +90,8 @@ class SessionLink:
             except KimiRayError as error:
                 gone = is_lost(error.code) or error.code == "session.not_live"
                 over = self.closed or (self.closing and method != "close_session")
+                if over and error.code == "session.not_live":
+                    raise self._is_closed() from error  # it was closed in between
                 if attempt == _TRIES - 1 or not gone or over:
                     raise
                 await self._find_again(host, error)

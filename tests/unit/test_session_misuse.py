@@ -15,6 +15,7 @@ from kimi_ray.session.document_value import MAX_METADATA_BYTES, with_patch
 from kimi_ray.session.fork_point import parse_fork_point
 from kimi_ray.session_lifecycle import checked_id
 from tests.unit.runtime_fixtures import running
+from tests.unit.test_runtime_fork_faults import Accident
 
 STRANGE: list[Any] = [0, -1, True, 1.5, b"x", object(), [], (), {}, "a/b", "", "a\n", "\ud800", "ü", "x" * 129]
 
@@ -104,6 +105,16 @@ async def test_what_a_session_has_is_no_reason_to_refuse_its_forks(tmp_path: Pat
             await workspace.fork("source", metadata={"b": "y"}, model=model)
         assert refused.value.code == "session.bad_metadata"
         assert len(await runtime.sessions.list_recent()) == 2
+
+
+@pytest.mark.parametrize("method", ["fork_agent", "update_document"])
+async def test_what_comes_together_with_a_close_finds_it_closed(tmp_path: Path, method: str) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session("source", model=model, profile="bare")
+        Accident(runtime, method, 0, False, session.close)
+        with pytest.raises(SessionError) as refused:
+            await (session.fork_agent() if method == "fork_agent" else session.update(title="late"))
+        assert refused.value.code == "session.closed"
 
 
 @pytest.mark.parametrize("ids", ["source", b"ab", None, 5], ids=ascii)
