@@ -58,13 +58,17 @@ def test_a_maker_that_meets_a_full_disk_takes_everything_back(loop: SimulatedLoo
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_more_of_them(loop: SimulatedLoop, compression: str, budget) -> None:
+    known: dict[str, tuple[Makings, int]] = {}
     for dice in budget.rounds():
         making = MAKINGS[budget.round % len(MAKINGS)]
-        makings = Makings(loop, making, compression)
-        for left in range(dice.randrange(3), makings.calls() + 1, 3):
-            makings.try_cut(left, dice.getrandbits(30))
-            recovery = 0
-            while makings.try_cut(left, dice.choice((None, dice.getrandbits(30))), recovery, dice.getrandbits(30)):
-                recovery += dice.randint(1, 3)
-            makings.try_failure(left, dice.choice((None, dice.getrandbits(30))))
-            makings.try_failure(dice.randrange(3000), None, full=True)
+        if making.name not in known:
+            makings = Makings(loop, making, compression)
+            known[making.name] = (makings, makings.calls())
+        makings, calls = known[making.name]
+        left = dice.randrange(calls + 1)
+        makings.try_cut(left, dice.getrandbits(30))
+        recovery = 0
+        while makings.try_cut(left, dice.choice((None, dice.getrandbits(30))), recovery, dice.getrandbits(30)):
+            recovery += dice.randint(1, 3)
+        makings.try_failure(left, dice.choice((None, dice.getrandbits(30))))
+        makings.try_failure(dice.randrange(3000), None, full=True)
