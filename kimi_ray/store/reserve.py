@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kimi_ray.errors import StoreError
+from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.events import SessionEvent
 from kimi_ray.store.fs import FULL, Fs
 from kimi_ray.store.seam import StoreOptions
@@ -143,6 +143,6 @@ def ends_a_turn(events: Sequence[SessionEvent]) -> bool:
     return any(event.type in _ENDS for event in events[-_LAST_WORDS:])
 
 
-def is_full(error: OSError | StoreError) -> bool:
+def is_full(error: OSError | KimiRayError) -> bool:
     """Whether the disk is full, or this user's share of it."""
     return error.errno in FULL if isinstance(error, OSError) else error.code == "store.disk_full"
