@@ -31,6 +31,7 @@ from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.tool_check import check_tools
+from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import assemble
@@ -39,6 +40,9 @@ from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, SessionGrant, Stream
 
 _FORCED_S = 10.0
+_CREATIONS = 3
+"""So often a session is created when the store's process is lost with what was prepared."""
+_FORGOTTEN = ("store.not_found", "session.fenced")
 
 
 class SessionHost:
@@ -169,7 +173,7 @@ class SessionHost:
                     return live.info()
                 raise _exists(spec.session_id)
             async with self._placed(spec.session_id):
-                live = await self._create(spec)
+                live = await self._create_steadily(spec)
             return replace(live.info(), opened=True)
 
     async def resume_session(self, spec: SessionSpec) -> SessionInfo:
@@ -373,7 +377,19 @@ class SessionHost:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    async def _create(self, spec: SessionSpec) -> LiveSession:
+    async def _create_steadily(self, spec: SessionSpec) -> LiveSession:
+        for _ in range(_CREATIONS - 1):
+            activated: list[str] = []
+            try:
+                return await self._create(spec, activated)
+            except StoreError as error:
+                if activated or error.code not in _FORGOTTEN:
+                    raise
+                # The store's process was lost, and with it what was not published; of it nothing is left.
+                spec = replace(spec, main=replace(spec.main, nonce=new_ulid()))
+        return await self._create(spec, [])
+
+    async def _create(self, spec: SessionSpec, activated: list[str]) -> LiveSession:
         services = self._services
         try:
             grant = await services.store.open_session(spec.session_id, spec.nonce, spec.workspace_id, create=True)
@@ -384,6 +400,7 @@ class SessionHost:
         host: str | None = None
         try:
             host = await self._activate_main(spec)
+            activated.append(host)
             value = new_document(
                 spec.session_id,
                 workspace_id=spec.workspace_id,
