@@ -9,7 +9,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.agent_services import SleepingWorkdirs
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.settings import Workdir
-from kimi_ray.tools.workdirs import PreparedWorkdir, drop_sessions, prepare_workdir, sweep_sessions
+from kimi_ray.tools.workdirs import PreparedWorkdir, belongs_to, drop_sessions, prepare_workdir, sweep_sessions
 
 _AT_ONCE = 4
 """Directories in the making: it is the disk that they wait for."""
@@ -47,7 +47,16 @@ class AgentWorkdirs:
         return await drop_sessions(self._base, session_ids)
 
     async def sweep(self) -> int:
-        """Remove what sessions that are no more have left here; see ``sweep_sessions``."""
+        """Remove what sessions that are no more have left here; see ``sweep_sessions``.
+
+        A copy of a home has the same id, and knows nothing of what was made after it was copied: it sweeps nothing.
+        """
+        try:
+            home = await self._store.home()
+        except KimiRayError:
+            return 0  # what cannot be asked is left for the next
+        if not await asyncio.to_thread(belongs_to, self._base, home):
+            return 0
         return await sweep_sessions(self._base, self._is_there)
 
     async def _is_there(self, session_id: str) -> bool:

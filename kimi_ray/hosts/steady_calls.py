@@ -194,6 +194,11 @@ class StoreCalls:
         """See that the index is ready, if it can be."""
         return await self._call_shard(0, "prepare_index", group="store")
 
+    async def home(self) -> str:
+        """The directory of the home, where the store is."""
+        stats: dict[str, Any] = await self._call_shard(0, "stats", group="control")
+        return str(stats["home"])
+
     async def list_workspaces(self) -> list[WorkspaceEntry]:
         """All workspaces, the one opened last first."""
         return await self._call_shard(0, "list_workspaces", group="store")

@@ -427,9 +427,10 @@ class PersistenceService:
         return await (await self.store()).read_blob(digest)
 
     async def stats(self) -> dict[str, Any]:
-        """Counters of the store, and ``queue_bytes`` of the appends in progress; empty counters before it is open."""
+        """Counters of the store, and ``queue_bytes`` of the appends in progress; empty counters before it is open;
+        ``home`` is its directory."""
         counters: dict[str, Any] = {} if self._store is None else await self._store.stats()
-        return {**counters, "queue_bytes": self._queued, "open": self._store is not None}
+        return {**counters, "queue_bytes": self._queued, "open": self._store is not None, "home": self._home}
 
     async def close(self) -> None:
         """Finish what was accepted, sync, release locks. Idempotent."""

@@ -5,7 +5,7 @@ what removes them when their session is gone.
 """
 
 from kimi_ray.tools.workdirs.factory import FactoryContext, Leave, load_factory
-from kimi_ray.tools.workdirs.leftovers import drop_sessions, sweep_sessions
+from kimi_ray.tools.workdirs.leftovers import belongs_to, drop_sessions, sweep_sessions
 from kimi_ray.tools.workdirs.prepare import (
     PreparedWorkdir,
     check_factory,
@@ -20,6 +20,7 @@ __all__ = [
     "FactoryContext",
     "Leave",
     "PreparedWorkdir",
+    "belongs_to",
     "check_factory",
     "check_workdir",
     "drop_sessions",

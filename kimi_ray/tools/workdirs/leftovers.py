@@ -18,6 +18,7 @@ from kimi_ray.tools.workdirs.worktrees import forget, is_worktree, remove_worktr
 YOUNG_S = 3600.0
 """A private directory may be made before its session is there (a fork's): younger ones are left alone."""
 _LOCK = ".sweep.lock"
+_HOME = ".home"
 _UNLOCKED_S = 60.0
 """A maker locks its ``.partial`` directory right after making it."""
 
@@ -36,6 +37,45 @@ async def drop_sessions(base: str, session_ids: Collection[str]) -> int:
     return await asyncio.to_thread(
         _remove_all, [os.path.join(base, name) for name in names if _whole(name) and session_of(name) in wanted]
     )
+
+
+def belongs_to(base: str, home: str) -> bool:
+    """Whether a node's private directories are those of this home, and not of another one with the same id.
+
+    The first home that asks is remembered; one that is not at its place any more, as far as this node sees, has been
+    moved. Blocking.
+
+    Args:
+        base: The directory of private directories; made when missing.
+        home: The home's directory.
+    """
+    place = os.path.join(base, _HOME)
+    mine = os.fsencode(os.path.abspath(home))
+    try:
+        os.makedirs(base, exist_ok=True)
+        with suppress(FileExistsError):
+            _remember(place, mine, new=True)
+        known = Path(place).read_bytes()
+        if known != mine and known and os.path.exists(known):
+            return False
+        if known != mine:
+            _remember(place, mine, new=False)
+    except OSError:
+        return False
+    return True
+
+
+def _remember(place: str, home: bytes, *, new: bool) -> None:
+    partial = f"{place}.{os.getpid()}.{time.monotonic_ns()}"
+    Path(partial).write_bytes(home)
+    try:
+        if new:
+            os.link(partial, place)
+        else:
+            os.replace(partial, place)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
 
 
 async def sweep_sessions(
