@@ -71,7 +71,12 @@ async def export_session(
     if isinstance(path, str | os.PathLike):
         with _whole_file(os.fspath(path), force=force) as file:
             return await _Export(store, session_id, file).run()
-    return await _Export(store, session_id, path).run()
+    try:
+        return await _Export(store, session_id, path).run()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _not_written("the archive", error) from error
 
 
 class _Unseekable:
@@ -263,12 +268,16 @@ def _whole_file(name: str, *, force: bool) -> Generator[IO[bytes]]:
             with suppress(FileNotFoundError):
                 os.unlink(partial)
     except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written: {error.strerror or error}",
-            code="export.failed",
-            hint="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another file with --out",
-            details={"file": target, "reason": error.strerror or str(error)},
-        ) from error
+        raise _not_written(target, error) from error
+
+
+def _not_written(target: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{target} cannot be written: {error.strerror or error}",
+        code="export.failed",
+        hint="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another file with --out",
+        details={"file": target, "reason": error.strerror or str(error)},
+    )
 
 
 def _show(partial: str, target: str, *, force: bool) -> None:

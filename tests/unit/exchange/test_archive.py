@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import json
@@ -230,6 +231,18 @@ async def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(asyncio.CancelledError):
         await export_session(store, SESSION, tmp_path / "b.zip")
     assert sorted(os.listdir(tmp_path)) == ["a.zip", "home"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "export.failed"), (errno.EPIPE, None)])
+async def test_a_stream_that_takes_no_more(tmp_path: Path, number: int, code: str | None) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            raise OSError(number, os.strerror(number))
+
+    await fill(tmp_path / "home", BACKENDS[0])
+    with pytest.raises(BrokenPipeError if code is None else KimiRayError) as caught:  # whose reader left knows it
+        await export_session(open_store(tmp_path / "home"), SESSION, Full())
+    assert getattr(caught.value, "code", None) == code
 
 
 async def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
