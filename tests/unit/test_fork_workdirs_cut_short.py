@@ -19,7 +19,7 @@ def private(runtime: Runtime) -> list[str]:
     """The session of each private directory on this node, also of those that are half made."""
     base = workdirs_base(cluster_of(runtime).home_id)
     names = os.listdir(base) if os.path.isdir(base) else []
-    return sorted(name.lstrip(".").partition(".")[0] for name in names if name != ".sweep.lock")
+    return sorted(name.lstrip(".").partition(".")[0] for name in names if "session_" in name)
 
 
 @pytest.mark.parametrize("after", [False, True])
