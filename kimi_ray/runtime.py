@@ -42,6 +42,7 @@ class Runtime:
         notes = Notes(self._courier)
         self._links: dict[str, SessionLink] = {}
         self._sessions: dict[str, Session] = {}
+        self._forget_at = 64
         self._closing: asyncio.Task[None] | None = None
         self.lifecycle = Lifecycle(self._courier, notes, self._let_go)
         """Archive, restore, delete, for workspaces and commands."""
@@ -135,6 +136,12 @@ class Runtime:
         """
         if isinstance(name, ResolvedModel):
             return name
+        if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"model must be a name or what resolve_model gave, not {type(name).__name__}",
+                code="request.bad_argument",
+                details={"argument": "model"},
+            )
         return resolve_model(name or self.config.default_model, load_models(self.config), base_url, os.environ)
 
     async def drain_node(self, node_id: str, deadline_s: float = 300.0, *, force: bool = False) -> dict[str, Any]:
@@ -220,6 +227,7 @@ class Runtime:
         )
         link = self._links.get(spec.session_id)
         if link is None or link.closed:
+            self._forget_closed()
             link = SessionLink(self._courier, again, host, opened=info.opened, main_host=info.main_host)
             self._links[spec.session_id] = link
             self._sessions[spec.session_id] = Session(link, self._services)
@@ -228,6 +236,14 @@ class Runtime:
             link.opened = link.opened or info.opened
         self._links[spec.session_id].came_back(info)
         return self._sessions[spec.session_id]
+
+    def _forget_closed(self) -> None:
+        """Let go of closed sessions, now and then: a program may open and close any number."""
+        if len(self._links) < self._forget_at:
+            return
+        for session_id in [link.id for link in self._links.values() if link.closed]:
+            del self._links[session_id], self._sessions[session_id]
+        self._forget_at = 64 + 2 * len(self._links)
 
     def _refuse_when_closed(self) -> None:
         if self._closing is not None:

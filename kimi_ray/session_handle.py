@@ -429,6 +429,12 @@ def bind_profile(
         ToolError: ``tool.unknown``, ``tool.bad_signature``, ``tool.not_importable``.
     """
     bound = resolve_profile(profile)
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"tools must be a list of names, tools and functions, not {type(tools).__name__}",
+            code="request.bad_argument",
+            details={"argument": "tools"},
+        )
     own: list[Tool] = []
     changes: dict[str, Any] = {}
     if system_prompt is not None:

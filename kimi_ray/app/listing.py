@@ -155,7 +155,7 @@ def _query(
     if workspace_id is not None:
         wanted = (workspace_id,) if wanted is None else tuple(one for one in wanted if one == workspace_id)
     given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None or name == "archived"}
-    if "tags" in given:
+    if isinstance(given.get("tags"), Mapping):
         given["tags"] = dict(given["tags"])
     try:
         return SessionQuery.model_validate({"workspace_ids": wanted, **given}), workspace_id is not None

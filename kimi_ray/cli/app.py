@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -110,6 +111,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
     Every error is printed here: on stderr, or with ``--json`` as ``{"error": {...}}`` on stdout.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal whose encoding lacks a letter gets its number
     try:
         return _run_command(arguments)
     except BrokenPipeError:  # while an error was told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -105,13 +106,21 @@ def tell(text: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, on one line. What UTF-8 cannot hold (a file's name may) becomes U+FFFD."""
+    """One JSON document on stdout, on one line, in UTF-8 whatever the terminal's encoding.
+
+    What UTF-8 cannot hold (a file's name may) becomes U+FFFD.
+    """
     try:
         document = to_json(value, inf_nan_mode="null")
     except PydanticSerializationError:
         document = to_json(_whole_characters(value), inf_nan_mode="null")
-    sys.stdout.write(document.decode() + "\n")
-    sys.stdout.flush()
+    out = sys.stdout
+    if isinstance(out, io.TextIOBase):
+        out.flush()
+        cast("Any", out).buffer.write(document + b"\n")
+    else:
+        out.write(document.decode() + "\n")
+    out.flush()
 
 
 def _whole_characters(value: Any) -> Any:

@@ -11,8 +11,6 @@ import os
 import platform
 from typing import Any, ClassVar
 
-from dishka import AsyncContainer
-
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
@@ -25,12 +23,12 @@ from kimi_ray.hosts.agent_services import (
     ModelPool,
     OpenedLog,
     SessionServices,
-    SessionView,
     SleepingWorkdirs,
     workdirs_base,
 )
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.draining import Leavers
+from kimi_ray.hosts.host_scopes import HostScopes
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
 from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
@@ -93,11 +91,11 @@ class AgentHost:
         self._app = assemble(
             [AppServices(), SessionServices(), AgentServices()], {RuntimeConfig: config, Cluster: cluster}
         )
-        self._sessions: dict[str, AsyncContainer] = {}
-        self._scopes: dict[Stream, AsyncContainer] = {}
+        self._scopes = HostScopes(self._app)
         self._agents: dict[Stream, LiveAgent] = {}
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
         self._burials: dict[Stream, asyncio.Task[Any]] = {}
+        self._endings: set[asyncio.Task[Any]] = set()
         self._releasing: set[Stream] = set()
         self._claims: dict[Stream, str | None] = {}
         self._fingerprint = NEUTRAL
@@ -128,11 +126,14 @@ class AgentHost:
         self._closed = True
         self._quiescence.close()
         acks = await self.close_agents(list(self._agents), False)
+        if self._endings:
+            # Private directories go with their agents: cut short, they would stay.
+            await asyncio.wait(self._endings, timeout=self._config.close_timeout_s)
         await self._opener.close()
         for task in list(self._tasks):
             task.cancel()
-        for container in (*self._scopes.values(), *self._sessions.values(), self._app):
-            await container.close()
+        await self._scopes.close()
+        await self._app.close()
         failed = {str(ack.stream): ack.error for ack in acks if ack.error is not None}
         if failed:
             raise StoreError(
@@ -470,11 +471,10 @@ class AgentHost:
             on_idle=lambda: self._idle(stream),
         )
         try:
-            agent = await (await self._scope(spec, opened, callbacks)).get(LiveAgent)
+            context = {AgentSpec: spec, OpenedLog: opened, AgentCallbacks: callbacks}
+            agent = await (await self._scopes.enter(stream, context)).get(LiveAgent)
         except BaseException:
-            scope = self._scopes.pop(stream, None)
-            if scope is not None:
-                await scope.close()
+            await self._scopes.leave(stream)
             await self._opener.give_back(stream, force=True)
             raise
         self._opener.publish(stream)
@@ -498,17 +498,6 @@ class AgentHost:
         agent.revive()
         return agent
 
-    async def _scope(self, spec: AgentSpec, opened: OpenedLog, callbacks: AgentCallbacks) -> AsyncContainer:
-        session_id = spec.stream.session_id
-        session = self._sessions.get(session_id)
-        if session is None:
-            session = self._sessions[session_id] = await self._app(
-                context={SessionView: SessionView(session_id)}
-            ).__aenter__()
-        scope = await session(context={AgentSpec: spec, OpenedLog: opened, AgentCallbacks: callbacks}).__aenter__()
-        self._scopes[spec.stream] = scope
-        return scope
-
     async def _close_one(self, stream: Stream, force: bool) -> Ack:
         coming = self._opening.get(stream)
         if coming is not None:
@@ -516,21 +505,20 @@ class AgentHost:
         agent = self._agents.get(stream)
         if agent is None:
             return Ack(stream)
-        try:
-            await agent.close()
-            await self._opener.give_back(agent.stream, force=force)
-        except KimiRayError as error:
-            if not force and error.code != "store.fenced":
-                return Ack(stream, error.to_data())
+        # An agent whose last words cannot be kept still gives its log back, or the id were stuck here.
+        for step in (agent.close, lambda: self._opener.give_back(agent.stream, force=force)):
+            try:
+                await step()
+            except KimiRayError as error:
+                if not force and error.code != "store.fenced":
+                    return Ack(stream, error.to_data())
         if self._agents.get(stream) is agent:
             del self._agents[stream]
             self._leavers.forget(stream)
             self._reader.forget(stream)
             self._releasing.discard(stream)
             self._claims.pop(stream, None)
-            scope = self._scopes.pop(stream, None)
-            if scope is not None:
-                await scope.close()
+            await self._scopes.leave(stream)
             self._outcomes.drop(stream, self._gone(stream))
         return Ack(stream)
 
@@ -539,7 +527,7 @@ class AgentHost:
         if stream in self._releasing or (agent is not None and agent.failure is not None):
             # One that broke is let go too: whoever wants it again gets it revived from its log.
             self._opener.end(stream)
-            self._spawn(self._close_one(stream, False))
+            self._ending(self._close_one(stream, False))
 
     def _fenced(self, stream: Stream) -> None:
         agent = self._agents.pop(stream, None)
@@ -547,15 +535,19 @@ class AgentHost:
             return
         agent.fence()
         self._outcomes.drop(stream, agent.failure or self._gone(stream))
-        burial = self._burials[stream] = self._spawn(self._bury(stream, agent))
+        burial = self._burials[stream] = self._ending(self._bury(stream, agent))
         burial.add_done_callback(lambda done: self._burials.get(stream) is done and self._burials.pop(stream))
 
     async def _bury(self, stream: Stream, agent: LiveAgent) -> None:
         await agent.close()
         await self._opener.give_back(stream, force=True)
-        scope = self._scopes.pop(stream, None)
-        if scope is not None:
-            await scope.close()
+        await self._scopes.leave(stream)
+
+    def _ending(self, work: Any) -> asyncio.Task[Any]:
+        task = self._spawn(work)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

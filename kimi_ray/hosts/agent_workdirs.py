@@ -60,12 +60,12 @@ class AgentWorkdirs:
         return await sweep_sessions(self._base, self._is_there)
 
     async def _is_there(self, session_id: str) -> bool:
-        if await self._store.read_document(session_id) is not None:
-            return True
         try:
+            if await self._store.read_document(session_id) is not None:
+                return True
             return bool(await self._store.list_logs(session_id))
         except KimiRayError as error:
-            if error.code == "store.not_found":
+            if error.code in ("store.not_found", "store.deleted"):
                 return False
             raise
 

@@ -104,6 +104,17 @@ def active_turn(streams: list[Stream]) -> SessionError:
     )
 
 
+def active_swarm(session_id: str, run_ids: list[str]) -> SessionError:
+    """``session.fork_active_turn`` for a session whose swarms run."""
+    return SessionError(
+        f"session {session_id} has a swarm running: {', '.join(run_ids[:5])}",
+        code="session.fork_active_turn",
+        hint="wait until it is over, or fork at a point of main that is past, or one of its agents at a point",
+        details={"session_id": session_id, "runs": run_ids},
+        retryable=True,
+    )
+
+
 def quiescence_lost(holder: str, streams: list[Stream]) -> SessionError:
     """``session.quiescence_lost``: somebody may have moved meanwhile."""
     return SessionError(

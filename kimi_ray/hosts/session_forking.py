@@ -18,7 +18,7 @@ from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
-from kimi_ray.hosts.quiescence import LEASE_S, active_turn, quiescence_lost
+from kimi_ray.hosts.quiescence import LEASE_S, active_swarm, active_turn, quiescence_lost
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
 from kimi_ray.log import epoch_ms
@@ -149,8 +149,9 @@ class SessionForking:
     @asynccontextmanager
     async def _standing(self, session_id: str, live: LiveSession | None, *, whole: bool) -> AsyncGenerator[_Standing]:
         """The source as its stored logs are enough: flushed, and with ``whole`` nobody moves until the block ends."""
-        if whole and live is not None and any(not swarm.done for swarm in live.swarms.values()):
-            raise active_turn([Stream(session_id, MAIN)])
+        running = [] if live is None else [run_id for run_id, swarm in live.swarms.items() if not swarm.done]
+        if whole and running:
+            raise active_swarm(session_id, running)
         standing = _Standing(await _living(self._services.cluster, session_id))
         async with AsyncExitStack() as stack:
             if whole:

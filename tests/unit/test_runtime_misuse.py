@@ -208,3 +208,25 @@ async def test_a_run_begun_in_python_goes_on_in_python(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as conflict:
             await session.start_swarm("{{item}}", items, **BARE, resume=True)
         assert conflict.value.code == "request.conflict"
+
+
+async def test_arguments_of_another_kind_are_named(tmp_path: Path) -> None:
+    async with Runtime.connect(tmp_path / "home", address="in-process") as runtime:
+        workspace = runtime.workspace(tmp_path)
+        for argument, given in (("model", 5), ("tools", 5), ("tools", "Read")):
+            with pytest.raises(ConfigError) as caught:
+                await workspace.create_session(**{argument: given})  # type: ignore[arg-type]
+            assert (caught.value.code, caught.value.details["argument"]) == ("request.bad_argument", argument)
+        with pytest.raises(ConfigError) as caught:
+            await runtime.sessions.list_recent(
+                tags=5  # type: ignore[arg-type]
+            )
+        assert caught.value.code == "request.invalid"
+
+
+async def test_closed_sessions_are_forgotten(tmp_path: Path) -> None:
+    async with Runtime.connect(tmp_path / "home", address="in-process") as runtime:
+        workspace = runtime.workspace(tmp_path)
+        for _ in range(150):
+            await (await workspace.create_session(model="scripted", profile="bare")).close()
+        assert len(runtime._links) <= 65 and len(runtime._sessions) == len(runtime._links)

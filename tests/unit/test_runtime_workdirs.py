@@ -434,3 +434,5 @@ async def test_a_host_sweeps_what_deleted_sessions_left(tmp_path: Path, monkeypa
         await cluster.stop_host(name)
         await runtime.delete(session.id)
         assert left(runtime) == []
+        await workdirs.make([(copy, mine, [])])
+        assert await workdirs.sweep() == 1 and left(runtime) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -421,3 +422,13 @@ def test_the_tree_of_a_fork_is_its_own(cli: Cli, filled: Path) -> None:
     ]
     assert {one["level"] for one in fork["agents"]} == {0, 1}
     assert all(one["forked_from"]["session_id"] == source["session"]["session_id"] for one in fork["agents"])
+
+
+def test_a_terminal_without_the_letters_of_a_title(cli: Cli, home: Path) -> None:
+    assert cli("run", "Grüße 日本", "--address", "in-process", "--profile", "bare", "--model", "scripted").code == 0
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "kimi_ray.cli", "sessions", "list", "--home", str(home)]
+    shown = subprocess.run(command, env=ascii_only, cwd=ROOT, capture_output=True, timeout=60)
+    assert shown.returncode == 0 and b"Gr\\xfc\\xdfe \\u65e5\\u672c" in shown.stdout, shown
+    document = subprocess.run([*command, "--json"], env=ascii_only, cwd=ROOT, capture_output=True, timeout=60).stdout
+    assert json.loads(document)["sessions"][0]["title"] == "Grüße 日本"
