@@ -344,6 +344,8 @@ class SessionIndex:
                 self._reason = f"{type(error).__name__}: {error}"
             except KimiRayError as error:
                 self._reason = f"{error.code}: {error.message}"
+            if ready:
+                await self._vouch()
             self._state = "ready" if ready else "degraded"
             attempted, self._attempted = self._attempted, asyncio.Event()
             attempted.set()
@@ -353,6 +355,12 @@ class SessionIndex:
                     self._say(READY)
                 return
             wait_s = max(self._pace.again_s, _SHARE * self._took_s)
+
+    async def _vouch(self) -> None:
+        """Tell who reads the file beside this process that somebody keeps it, also before the first document."""
+        async with self._marking:
+            with contextlib.suppress(OSError):  # where none can be made, the documents are read
+                await asyncio.to_thread(self._mark.put)
 
     async def _make_ready(self) -> None:
         losses = self._losses
