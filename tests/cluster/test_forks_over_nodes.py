@@ -91,8 +91,8 @@ def _check_clocks(source: Logs) -> None:
             (first,) = [event for event in events if event.type == "runtime/activated"][:1]
             nodes.setdefault(first.data["node"], []).append(first.time)
     assert len(nodes) == 2, {node: len(times) for node, times in nodes.items()}
-    spawned = {event.data["agent_id"]: event.time for event in source["main"] if event.type == "subagent/spawned"}
-    gaps = [source[agent_id][0].time - at for agent_id, at in spawned.items()]
+    spawned = [(e.data["agent_id"], e.time) for log in source.values() for e in log if e.type == "subagent/spawned"]
+    gaps = [source[agent_id][0].time - at for agent_id, at in spawned]
     assert max(gaps) - min(gaps) > APART_MS * 0.8, gaps
 
 
