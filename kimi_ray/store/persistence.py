@@ -105,6 +105,8 @@ class PersistenceService:
                 store = await self._open()
                 self._index = await asyncio.to_thread(self._make_index, store)
                 self._workspaces = self._make_registry(self._index)
+                with contextlib.suppress(StoreError):  # what cannot be removed now is with the next change
+                    await self._workspaces.clear_leftovers()
                 self._store = store
             return self._store
 

@@ -11,9 +11,12 @@ touches none of its sessions.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -23,11 +26,15 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import SessionError, StoreError
 from kimi_ray.ids import new_ulid, workspace_id, workspace_root_key
 from kimi_ray.settings import Settings
-from kimi_ray.store.fs import Fs, io_errors, read_file, replace_file
+from kimi_ray.store.fs import Fs, io_errors, names_in, read_file, replace_file
+from kimi_ray.store.leftovers import TEMPORARY
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.wall_clock import epoch_ms
 
 REGISTRY_NAME = "workspaces.json"
+_LOCK_NAME = "workspaces.lock"
+_TURN_S = 10.0
+_TURN_PAUSE_S = 0.005
 VERSION = 1
 
 Place = tuple[str, str]
@@ -155,7 +162,7 @@ def merged(registry: Registry, places: Iterable[Place]) -> list[WorkspaceEntry]:
 
 
 class WorkspaceRegistry:
-    """The registry of one home, changed by one process: one operation after the other.
+    """The registry of one home. Changes come one after the other, also those of other processes (``workspaces.lock``).
 
     Args:
         fs: The files.
@@ -185,7 +192,7 @@ class WorkspaceRegistry:
 
     async def list(self) -> list[WorkspaceEntry]:
         """All workspaces that are not forgotten, the one opened last first."""
-        async with self._lock:
+        async with self._changing():
             registry = await self._load()
         return merged(registry, await self._places())
 
@@ -196,7 +203,7 @@ class WorkspaceRegistry:
 
     async def touch(self, root: str, name: str | None = None) -> WorkspaceEntry:
         """A directory is worked in now. It is remembered, also if it was forgotten."""
-        async with self._lock:
+        async with self._changing():
             registry = await self._load()
             now = self._clock()
             found = registry.by_root(root)
@@ -218,7 +225,7 @@ class WorkspaceRegistry:
         Raises:
             SessionError: ``workspace.unknown``.
         """
-        async with self._lock:
+        async with self._changing():
             registry = await self._load()
             entry = _known(registry, one).model_copy(update={"name": name})
             registry.entries[entry.id] = entry
@@ -232,7 +239,7 @@ class WorkspaceRegistry:
             SessionError: ``workspace.unknown``.
         """
         places = await self._places()
-        async with self._lock:
+        async with self._changing():
             registry = await self._load()
             entry = _known(registry, one)
             gone = alias_ids([one, entry.id], registry, places)
@@ -240,6 +247,53 @@ class WorkspaceRegistry:
             for alias in gone:
                 registry.entries.pop(alias, None)
             await self._store(registry)
+
+    async def clear_leftovers(self) -> None:
+        """Remove what a process left that died while it wrote the file."""
+        if await asyncio.to_thread(self._temporaries):
+            async with self._changing():
+                pass
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncGenerator[None]:
+        """The turn of this process to read the file and write it anew; then nobody else's temporary file is in use.
+
+        Raises:
+            StoreError: ``store.busy`` when another process keeps its turn for too long.
+        """
+        async with self._lock:
+            deadline = time.monotonic() + _TURN_S
+            while (fd := await asyncio.to_thread(self._take_turn)) is None:
+                if time.monotonic() >= deadline:
+                    raise StoreError(
+                        f"another process has been changing {self._path} for {_TURN_S:g} s",
+                        code="store.busy",
+                        hint="try again; if it stays so, a process that holds workspaces.lock hangs",
+                        retryable=True,
+                    )
+                await asyncio.sleep(_TURN_PAUSE_S)
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(self._fs.close, fd)
+
+    def _take_turn(self) -> int | None:
+        with io_errors(self._home):
+            fd = self._fs.open(f"{self._home}/{_LOCK_NAME}", os.O_RDWR | os.O_CREAT)
+            try:
+                self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in self._temporaries():
+                    self._fs.unlink(f"{self._home}/{name}")
+            except BlockingIOError:
+                self._fs.close(fd)
+                return None
+            except BaseException:
+                self._fs.close(fd)
+                raise
+            return fd
+
+    def _temporaries(self) -> list[str]:
+        return [name for name in names_in(self._fs, self._home) if name.startswith(REGISTRY_NAME + TEMPORARY)]
 
     async def _load(self) -> Registry:
         registry = await asyncio.to_thread(read_registry, self._fs, self._home)

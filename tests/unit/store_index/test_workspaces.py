@@ -146,3 +146,20 @@ async def test_sessions_of_all_spellings_are_listed_together(tmp_path: Path) -> 
         assert len(found) == 2 and {entry.root for entry in found} - {X, LOWER} == {"/elsewhere"}
         await home.service.delete_workspace(found[0].id)
         assert len(await home.service.list_workspaces()) == 1 and len(await home.ids()) == 3
+
+
+async def test_changes_of_several_processes_all_survive(tmp_path: Path) -> None:
+    processes = [registry(tmp_path) for _ in range(4)]
+    roots = [f"/home/user/{n}" for n in range(40)]
+    await asyncio.gather(*(processes[n % 4].touch(root) for n, root in enumerate(roots)))
+    assert {one["root"] for one in stored(tmp_path)["workspaces"].values()} == set(roots)
+
+
+async def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    kept = registry(tmp_path)
+    await kept.touch("/home/user/one")
+    before = stored(tmp_path)
+    left = tmp_path / "workspaces.json.tmp-01M8PRM6DCD7VT8D346W3MMB0F"
+    left.write_text('{"version": 1, "works')
+    await registry(tmp_path).clear_leftovers()
+    assert not left.exists() and stored(tmp_path) == before
