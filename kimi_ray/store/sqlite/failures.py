@@ -76,7 +76,8 @@ def store_error(error: Exception, file: str) -> StoreError:
             hint="give this user read and write access to the home",
             details=details,
         )
-    if primary == sqlite3.SQLITE_CORRUPT:
+    # A damaged schema format number in the file's head is told as a plain error.
+    if primary == sqlite3.SQLITE_CORRUPT or "unsupported file format" in str(error):
         return corrupt_database(file, str(error))
     if primary == sqlite3.SQLITE_NOTADB:
         return foreign(file, str(error))
