@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kimi_ray.errors import ToolError
+from kimi_ray.ids import new_ulid
 from kimi_ray.tools.commands import scrubbed_environment
 from kimi_ray.tools.workdirs.private import REPOSITORY, NotWanted, Stopped, Workshop, not_made, remove
 
@@ -28,6 +29,7 @@ _TIMEOUT_S = 600.0
 _LOOK_S = 0.1
 _TRIES = 8
 _BUSY = re.compile(r"worktrees/|File exists|\.lock|could not lock|another git process|Unable to create", re.IGNORECASE)
+_HALF_MADE = "worktrees.tmp-"
 _LOCK_S = 60.0
 _LOCK_LOOK_S = 0.01
 _SETTINGS = (
@@ -168,6 +170,29 @@ def _alone(common: str, stopped: Stopped = lambda: False) -> Generator[None]:
         os.close(handle)
 
 
+def _enter(common: str, tree: str, commit: str) -> None:
+    """Make an empty worktree with its entry, as ``git worktree add --lock --no-checkout --detach`` does.
+
+    git makes the entry first and locks it then: a prune that looks in between removes it, at any time later. Here it
+    comes into being locked. Call it under ``_alone``: what others left half made is removed.
+    """
+    for name in os.listdir(common):
+        if name.startswith(_HALF_MADE):
+            remove(os.path.join(common, name))
+    mark = new_ulid()
+    making = os.path.join(common, f"{_HALF_MADE}{mark}")
+    entry = os.path.join(common, "worktrees", f"{os.path.basename(tree)}-{mark}")
+    pointer = os.path.join(tree, ".git")
+    os.mkdir(making)
+    parts = {"HEAD": commit, "commondir": "../..", "gitdir": pointer, "locked": "it is being made"}
+    for name, text in parts.items():
+        Path(making, name).write_bytes(os.fsencode(text) + b"\n")
+    os.makedirs(tree)
+    Path(pointer).write_bytes(b"gitdir: " + os.fsencode(entry) + b"\n")
+    os.makedirs(os.path.dirname(entry), exist_ok=True)
+    os.replace(making, entry)
+
+
 def _publish(workshop: Workshop) -> None:
     """Move the worktree to its place; its entry leads there before it is there, and is unlocked afterwards."""
     entry = _entry_of(workshop.tree)
@@ -280,9 +305,13 @@ class _Git:
     def add(self, common: str, tree: str, commit: str) -> None:
         for attempt in range(1, _TRIES + 1):
             with _alone(common, self._stopped):
-                code, _, err = self._run(
-                    "worktree", "add", "--detach", "--lock", "--no-checkout", "--quiet", tree, commit
-                )
+                if os.path.isdir(os.path.join(common, "reftable")):  # HEAD is git's own matter there
+                    code, _, err = self._run(
+                        "worktree", "add", "--detach", "--lock", "--no-checkout", "--quiet", tree, commit
+                    )
+                else:
+                    _enter(common, tree, commit)
+                    code, err = 0, ""
             if code == 0:
                 code, _, err = self._run("-C", tree, "reset", "--hard", "--quiet")
                 if code == 0 and _entry_of(tree) is not None:
