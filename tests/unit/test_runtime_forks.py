@@ -376,7 +376,10 @@ async def test_a_running_swarm_is_work_too(tmp_path: Path) -> None:
         stage.gate.clear()
         swarm = await source.start_swarm("do {{item}}", ["a", "b"], profile="bare")
         await stage.until_running(2)
-        assert await code_of(workspace.fork(source.id)) == "session.fork_active_turn"
+        with pytest.raises(SessionError) as caught:
+            await workspace.fork(source.id)
+        assert caught.value.code == "session.fork_active_turn" and caught.value.retryable
+        assert caught.value.details["runs"] == [swarm.run_id] and swarm.run_id in caught.value.message
         fork = await workspace.fork(source.id, at="0")
         assert [row["agent_id"] for row in await fork.agents()] == ["main"]
         stage.gate.set()

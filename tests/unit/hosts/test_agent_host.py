@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.profiles import BARE
 from kimi_ray.config import load_config
 from kimi_ray.errors import KimiRayError
@@ -25,6 +27,7 @@ from kimi_ray.settings import Profile, Workdir
 from kimi_ray.store.fs import RealFs
 from kimi_ray.store.identity import open_identity
 from kimi_ray.store.seam import Stream
+from kimi_ray.tools.workdirs import PreparedWorkdir
 
 
 class Place:
@@ -282,6 +285,52 @@ async def test_a_copied_directory_goes_with_its_rollout_and_stays_with_a_sleepin
         timeout_s=20,
     )
     assert ack.error is not None and ack.error["code"] == "workdir.lost"
+
+
+async def test_a_host_that_closes_waits_for_the_ends_of_its_agents(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout that was let go just before still loses its private directory."""
+    (tmp_path / "src").mkdir()
+    removing, may_go_on = asyncio.Event(), asyncio.Event()
+    real = PreparedWorkdir.release
+
+    async def slowly(workdir: PreparedWorkdir, keep: bool | None = None) -> None:
+        removing.set()
+        await may_go_on.wait()
+        await real(workdir, keep)
+
+    monkeypatch.setattr(PreparedWorkdir, "release", slowly)
+    base = place.spec("agent-1")
+    rollout = replace(base, workdir=Workdir.copy(str(tmp_path / "src")))
+    await ran(place.peer(), RunRequest(rollout, (PromptSpec("p", "hi"),), release=True))
+    path = (await ended(place.peer(), base.stream, "p")).workdir_path
+    assert path is not None
+    async with asyncio.timeout(10):
+        await removing.wait()
+    closing = asyncio.create_task(place.peer().call("close", timeout_s=20, group="control"))
+    await asyncio.sleep(0)
+    may_go_on.set()
+    async with asyncio.timeout(10):
+        await closing
+    assert not Path(path).exists()
+
+
+async def test_an_agent_that_cannot_end_well_is_forced_to_give_its_log_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = place.spec("agent-1")
+    await ran(place.peer(), RunRequest(spec, ()))
+
+    async def fails(_agent: LiveAgent, **_how: Any) -> None:
+        raise KimiRayError("its environment cannot be left", code="tool.failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveAgent, "close", fails)
+        [ack] = await place.peer().call("close_agents", [spec.stream], True, timeout_s=20, group="store")
+    assert ack.error is None
+    assert (await place.peer().call("stats", timeout_s=5, group="control"))["open_logs"] == 0
+    await ran(place.peer(), RunRequest(replace(spec, header=None, nonce=new_ulid()), ()))
 
 
 async def test_cancel_of_an_unknown_agent_is_refused(place: Place) -> None:

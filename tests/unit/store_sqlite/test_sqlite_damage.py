@@ -42,6 +42,16 @@ async def test_some_flipped_bits(tmp_path: Path, in_log: bool) -> None:
     flips(written, path, random.Random(17), 50)
 
 
+@pytest.mark.parametrize("byte", range(100))
+async def test_every_byte_of_a_databases_head(tmp_path: Path, byte: int) -> None:
+    """SQLite tells some of these as damage, some as another program's file, and a few as errors like any other."""
+    written = await write_home(SqliteHome(tmp_path / "home"), in_log=False)
+    for bit in range(8):
+        flip(written.home.database(), 8 * byte + bit)
+        written.check(f"bit {bit} of byte {byte}")
+        flip(written.home.database(), 8 * byte + bit)
+
+
 @pytest.mark.parametrize(
     "change",
     [
