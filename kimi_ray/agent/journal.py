@@ -74,6 +74,11 @@ class Journal:
         """``EventLog.append``."""
         return self.log.append(type, data, surface=surface, sources=sources)
 
+    @property
+    def durable_seq(self) -> int:
+        """Every event below it is durable."""
+        return min(self.log.next_seq, getattr(self.durable, "durable_seq", self.log.next_seq))
+
     async def flush(self) -> None:
         """Wait until all of it is durable; the time spent adds to ``store_wait_ms``.
 

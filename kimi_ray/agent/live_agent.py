@@ -7,7 +7,6 @@ prompts back), takes prompts, runs turns one after the other, and ends by ``clos
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -453,7 +452,7 @@ class LiveAgent:
             prompt_id=prompt_id,
             result=result,
             # What is not on the disk yet may be written anew, and otherwise, by the next life of this agent.
-            seq=min(self.journal.log.next_seq, getattr(self.journal.durable, "durable_seq", sys.maxsize)),
+            seq=self.journal.durable_seq,
             epoch=self.epoch,
             totals=fold.totals(self.meter.cost_usd),
             message_seq=found.message_seq if found is not None else None,

@@ -305,5 +305,4 @@ class Leavers:
 
 def _is_durable(agent: LiveAgent) -> bool:
     """Whether nobody can wait for a flush of its log."""
-    log = agent.journal.log
-    return getattr(agent.journal.durable, "durable_seq", log.next_seq) >= log.next_seq
+    return agent.journal.durable_seq >= agent.journal.log.next_seq

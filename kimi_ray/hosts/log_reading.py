@@ -64,9 +64,9 @@ class LogReader:
             tail = self._tails[stream] = _Tail(agent)
         if wait_s > 0:
             await _until_durable(agent, tail, from_seq, wait_s)
-        elif _durable(agent) < agent.journal.log.next_seq:
+        elif agent.journal.durable_seq < agent.journal.log.next_seq:
             await agent.journal.flush()
-        end = _durable(agent)
+        end = agent.journal.durable_seq
         lines: list[bytes] = []
         if from_seq < end:
             if tail.events and tail.events[0].seq <= from_seq:
@@ -103,7 +103,7 @@ async def _until_durable(agent: LiveAgent, tail: _Tail, seq: int, wait_s: float)
     """Wait until the event ``seq`` is durable; no writer is hurried for it."""
     try:
         async with asyncio.timeout(wait_s):
-            while _durable(agent) <= seq and not agent.closed:
+            while agent.journal.durable_seq <= seq and not agent.closed:
                 if agent.journal.log.next_seq <= seq:
                     tail.grown.clear()
                     await tail.grown.wait()
@@ -111,8 +111,3 @@ async def _until_durable(agent: LiveAgent, tail: _Tail, seq: int, wait_s: float)
                     await asyncio.sleep(_DURABLE_POLL_S)
     except TimeoutError:
         pass
-
-
-def _durable(agent: LiveAgent) -> int:
-    """Everything below is durable."""
-    return getattr(agent.journal.durable, "durable_seq", agent.journal.log.next_seq)

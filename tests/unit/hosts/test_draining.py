@@ -269,7 +269,7 @@ def test_a_node_is_named_by_id_beginning_or_address():
 
 
 def agent(*, busy: bool = False, workdir: Workdir | None = None, path: str | None = "/w") -> Any:
-    journal = SimpleNamespace(log=SimpleNamespace(next_seq=5), durable=SimpleNamespace(durable_seq=5))
+    journal = SimpleNamespace(log=SimpleNamespace(next_seq=5), durable_seq=5)
     return SimpleNamespace(busy=busy, spec=SimpleNamespace(workdir=workdir), workdir_path=path, journal=journal)
 
 
