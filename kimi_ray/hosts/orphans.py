@@ -48,15 +48,22 @@ async def stop_orphans(cluster: Cluster, session_id: str, keep: Collection[str],
     Raises:
         KimiRayError: an agent could not be closed (``store.unavailable`` ...). Lost hosts hold nothing.
     """
-    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
-    held = await asyncio.gather(*(_streams_on(cluster, host) for host in hosts))
+    living = await living_agents(cluster, session_id)
     await asyncio.gather(
         *(
             _stop_on(cluster, host, orphans, None, within_s)
-            for host, streams in zip(hosts, held, strict=True)
-            if (orphans := [s for s in streams if s.session_id == session_id and s.agent_id not in keep])
+            for host, streams in living.items()
+            if (orphans := [stream for stream in streams if stream.agent_id not in keep])
         )
     )
+
+
+async def living_agents(cluster: Cluster, session_id: str) -> dict[str, list[Stream]]:
+    """The agents of a session that live anywhere, by host: also those of swarms, and those whose session is lost."""
+    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
+    held = await asyncio.gather(*(_streams_on(cluster, host) for host in hosts))
+    of_session = ([stream for stream in streams if stream.session_id == session_id] for streams in held)
+    return {host: streams for host, streams in zip(hosts, of_session, strict=True) if streams}
 
 
 async def stop_agents(cluster: Cluster, session_id: str, where: Mapping[str, str], claim: str, within_s: float) -> None:

@@ -17,7 +17,8 @@ from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
 from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
-from kimi_ray.hosts.ports import Cluster, Peer, is_lost
+from kimi_ray.hosts.orphans import living_agents
+from kimi_ray.hosts.ports import Peer, is_lost
 from kimi_ray.hosts.quiescence import LEASE_S, active_swarm, active_turn, quiescence_lost
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
@@ -33,7 +34,6 @@ from kimi_ray.tools.workdirs import workdir_name
 _COPIES_AT_ONCE = 4
 _BEGINNINGS = 3
 """So often a publication is begun when the store's process is lost with it."""
-_ASK_S = 5.0
 _CALL_S = 60.0
 _WORKDIRS_S = 600.0
 _PLACES = 3
@@ -152,7 +152,7 @@ class SessionForking:
         running = [] if live is None else [run_id for run_id, swarm in live.swarms.items() if not swarm.done]
         if whole and running:
             raise active_swarm(session_id, running)
-        standing = _Standing(await _living(self._services.cluster, session_id))
+        standing = _Standing(await living_agents(self._services.cluster, session_id))
         async with AsyncExitStack() as stack:
             if whole:
                 if live is None:
@@ -488,23 +488,6 @@ async def _told(live: LiveSession) -> None:
     except KimiRayError as error:
         if error.code != "agent.not_found" and not is_lost(error.code):
             raise
-
-
-async def _living(cluster: Cluster, session_id: str) -> dict[str, list[Stream]]:
-    """The agents of a session that live anywhere, by host: also those of swarms, and those whose session is lost."""
-    hosts = [host.name for host in await cluster.list_hosts() if host.kind == "agents"]
-
-    async def ask(host: str) -> list[Stream]:
-        try:
-            told: dict[str, Any] = await cluster.peer(host).call("ping", timeout_s=_ASK_S, group="control")
-        except KimiRayError as error:
-            if not is_lost(error.code):
-                raise
-            return []
-        return [one for stream in told["streams"] if (one := Stream(*stream)).session_id == session_id]
-
-    held = await asyncio.gather(*map(ask, hosts))
-    return {host: streams for host, streams in zip(hosts, held, strict=True) if streams}
 
 
 def _of_the_source(kind: str, bound: dict[str, Any], spec: ForkSpec) -> Workdir:
