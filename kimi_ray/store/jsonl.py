@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from kimi_ray.errors import KimiRayError, StoreError
@@ -281,20 +280,7 @@ class JsonlStore(Publishing):
             missing = list({batch.stream for batch, log in zip(batches, logs, strict=True) if log is None})
             found = dict(zip(missing, await asyncio.gather(*map(self._for_append, missing)), strict=True))
             logs = [log or found[batch.stream] for batch, log in zip(batches, logs, strict=True)]
-        answers = await self._commits.append(batches, [log for log in logs if log is not None], sync=sync)
-        if any(answer.error is not None and answer.error["code"] == "store.io_failed" for answer in answers):
-            return await self._run(lambda: [self._or_removed(answer) for answer in answers])
-        return answers
-
-    def _or_removed(self, answer: AppendResult) -> AppendResult:
-        """A file that is gone because its session was removed meanwhile is no failing disk."""
-        if answer.error is None:
-            return answer
-        try:
-            check_not_removed(self._layout, answer.stream.session_id)
-        except StoreError as error:
-            return replace(answer, error=error.to_data())
-        return answer
+        return await self._commits.append(batches, [log for log in logs if log is not None], sync=sync)
 
     async def _for_append(self, stream: Stream) -> StreamLog | KimiRayError:
         """A stream that is not loaded: after a restart of the store the log itself says whose grant is the newest."""

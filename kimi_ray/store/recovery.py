@@ -31,7 +31,11 @@ def touch(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:
     if directory is None:
         raise not_found(stream)
     with io_errors(directory):
-        return _touch(tools, stream, directory)
+        try:
+            return _touch(tools, stream, directory)
+        except FileNotFoundError:
+            check_not_removed(layout, stream.session_id)  # what is gone may have gone with its session
+            raise
 
 
 def touch_or_reserved(tools: LogTools, layout: Layout, stream: Stream) -> StreamLog:

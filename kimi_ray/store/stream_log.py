@@ -309,7 +309,7 @@ class StreamLog:
         except FileExistsError:
             raise already_exists(self.stream) from None
         except OSError as error:
-            raise io_error(error, self.path) from error
+            raise self._failed(error) from error
         tools.reservations.drop(self.stream)
         self.born = True
         self.size = self.synced = len(encoded.data)

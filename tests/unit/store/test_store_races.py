@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from kimi_ray.store import StoreOptions, Stream
+from kimi_ray.store.fs import FILE_MODE, RealFs
+from kimi_ray.store.jsonl import JsonlStore
 from tests.conformance.simulated_home import SimulatedHome
 from tests.conformance.store_contract import MAIN, Home, all_lines, code, header, line, notes, ok
 from tests.conformance.store_races import StoreRaces, opened
@@ -142,3 +146,41 @@ def test_no_older_grant_of_an_unwritten_log_comes_back_with_a_power_cut(compress
             machine.run(grants(machine))
             machine.power_cut(seed)
             assert machine.run(zombie(machine)) == "store.not_found", seed
+
+
+class _Removing(RealFs):
+    """Carries out the removal of a session just before a file of it is opened, as a thread beside it would."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.before: str | None = None
+
+    def open(self, path: str, flags: int, mode: int = FILE_MODE) -> int:
+        if self.before is not None and self.before in path and flags & (os.O_RDWR | os.O_WRONLY):
+            self.before = None
+            (self._home / "tombstones").mkdir(exist_ok=True)
+            (self._home / "tombstones" / "s1").touch()
+            shutil.rmtree(self._home / "sessions" / "wd_x_0123" / "s1")
+        return super().open(path, flags, mode)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["its first batch", "loaded for it"])
+async def test_an_append_whose_file_goes_with_its_session_meanwhile(tmp_path: Path, restarted: bool) -> None:
+    """Between the look at the tombstone and the open of the file: no failing disk."""
+    options, fs = StoreOptions(durability="os"), _Removing(tmp_path)
+    store = await JsonlStore.open(str(tmp_path), options, fs=fs)
+    await opened(store, count=2)
+    child = Stream("s1", "agent-1")
+    if restarted:
+        await store.close()
+        store = await JsonlStore.open(str(tmp_path), options, fs=fs)
+        late = notes(2, 4)
+        fs.before = "agents/main/wire.jsonl"
+    else:
+        await store.open_writer(header(child), "c")
+        late = notes(0, 2, stream=child, nonce="c")
+        fs.before = "agents/agent-1/"
+    (answer,) = await store.append([late], sync=True)
+    assert fs.before is None, "the session is gone"
+    assert code(answer) == "store.deleted"
+    await store.close()
