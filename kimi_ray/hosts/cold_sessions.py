@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_ray.errors import KimiRayError, SessionError, StoreError
+from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.hosts.orphans import stop_orphans
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.steady_calls import StoreCalls
@@ -20,6 +20,7 @@ from kimi_ray.ids import new_ulid, workspace_id
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import loaded_document, new_document
 from kimi_ray.session.document_value import with_patch
+from kimi_ray.session.refusals import no_session
 from kimi_ray.store.seam import Document
 
 MAIN = "main"
@@ -178,13 +179,3 @@ class ColdSessions:
         workspace = workspace_id(cwd) if isinstance(cwd, str) else ""
         value = new_document(session_id, workspace_id=workspace, cwd=cwd, now=int(header["created_at"]))
         return Document(session_id, workspace, 0, value)
-
-
-def no_session(session_id: str) -> SessionError:
-    """``session.not_found``."""
-    return SessionError(
-        f"there is no session {session_id}",
-        code="session.not_found",
-        hint="kimi-ray sessions list shows those of this home",
-        details={"session_id": session_id},
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -26,8 +26,9 @@ from kimi_ray.hosts.tree_recovery import TreeRecovery
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
 from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt, parent_of_log
+from kimi_ray.session.refusals import no_session
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
-from kimi_ray.store.seam import Stream
+from kimi_ray.store.seam import Document, Stream
 
 MAIN = "main"
 _PING_S = 2.0
@@ -111,6 +112,18 @@ class LiveSession:
             main_host=self.host_of(MAIN),
             waiting=dict(self.recovery.waiting),
         )
+
+    def document_in(self, workspaces: Collection[str] | None) -> Document:
+        """The document as it is now, if it is in one of these workspaces; None: in any.
+
+        Raises:
+            SessionError: ``session.not_found``.
+        """
+        value = self.document.snapshot()
+        workspace = str(value.get("workspace_id") or self.spec.workspace_id)
+        if workspaces is not None and workspace not in workspaces:
+            raise no_session(self.id)
+        return Document(self.id, workspace, self.document.revision, value)
 
     @property
     def price(self) -> Price | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
-from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
+from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.orphans import living_agents
@@ -26,6 +26,7 @@ from kimi_ray.log import epoch_ms
 from kimi_ray.session.fork_document import fork_document
 from kimi_ray.session.fork_plan import ForkPlan, plan_fork
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
+from kimi_ray.session.refusals import no_session
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Document, SessionCopy, Stream
 from kimi_ray.tools.carried import fingerprint_of
@@ -135,14 +136,9 @@ class SessionForking:
         return found
 
     async def _document(self, spec: ForkSpec, live: LiveSession | None) -> Document:
-        session_id = spec.source[0]
         if live is None:
-            return (await self._cold.find(session_id, spec.workspaces)).document()
-        value = live.document.snapshot()
-        workspace = str(value.get("workspace_id") or live.spec.workspace_id)
-        if spec.workspaces is not None and workspace not in spec.workspaces:
-            return (await self._cold.find(session_id, spec.workspaces)).document()  # which says that it is not there
-        return Document(session_id, workspace, live.document.revision, value)
+            return (await self._cold.find(spec.source[0], spec.workspaces)).document()
+        return live.document_in(spec.workspaces)
 
     # -- the source -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.agent_forking import fork_agent
-from kimi_ray.hosts.cold_sessions import ColdSessions, no_session
+from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.main_watch import MainWatch
@@ -210,10 +210,10 @@ class SessionHost:
             if live is None:
                 async with self._placed(session_id):
                     return await self._cold.set_archived(session_id, True, workspaces)
-            _check_workspace(live, workspaces)
+            live.document_in(workspaces)  # or it is not found
             await live.document.update({"archived": True})
             await self._close_live(live, force=False)
-            return _document_of(live)
+            return live.document_in(None)
 
     async def restore_session(self, session_id: str, workspaces: Collection[str] | None = None) -> Document:
         """Take a session out of the archive, without opening it. See ``archive_session``."""
@@ -222,9 +222,9 @@ class SessionHost:
             if live is None:
                 async with self._placed(session_id):
                     return await self._cold.set_archived(session_id, False, workspaces)
-            _check_workspace(live, workspaces)
+            live.document_in(workspaces)  # or it is not found
             await live.document.update({"archived": False})
-            return _document_of(live)
+            return live.document_in(None)
 
     async def delete_session(self, session_id: str, workspaces: Collection[str] | None = None) -> None:
         """Delete a session with its logs and its private directories; a live one is closed first.
@@ -235,7 +235,7 @@ class SessionHost:
         async with self._only(session_id):
             live = self._sessions.get(session_id)
             if live is not None:
-                _check_workspace(live, workspaces)
+                live.document_in(workspaces)  # or it is not found
                 await self._close_live(live, force=True)
             async with self._placed(session_id):
                 await self._cold.delete(session_id, workspaces)
@@ -552,16 +552,6 @@ class SessionHost:
 
 def _under_its_claim(spec: SessionSpec) -> SessionSpec:
     return replace(spec, main=replace(spec.main, claim=spec.nonce))
-
-
-def _check_workspace(live: LiveSession, workspaces: Collection[str] | None) -> None:
-    if workspaces is not None and _document_of(live).workspace_id not in workspaces:
-        raise no_session(live.id)
-
-
-def _document_of(live: LiveSession) -> Document:
-    value = live.document.snapshot()
-    return Document(live.id, str(value.get("workspace_id") or live.spec.workspace_id), live.document.revision, value)
 
 
 def _not_live(session_id: str, host: str) -> SessionError:

@@ -15,12 +15,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from kimi_ray.errors import AgentError, LogError, SessionError, StoreError, error_from_data
-from kimi_ray.events import LogHeader, SessionEvent, parse_header, thaw
+from kimi_ray.errors import LogError, StoreError
+from kimi_ray.events import LogHeader, SessionEvent, thaw
 from kimi_ray.log import EventLog
 from kimi_ray.log.slicing import WHOLE, LogSlice
 from kimi_ray.session.fork_plan import bind_at, scanner_of
-from kimi_ray.session.log_reader import LogReader, pages
+from kimi_ray.session.log_reader import LogReader, header_of, pages
 from kimi_ray.store.seam import ListedLog, Stream
 
 _FOLLOWED = frozenset({"turn/start", "step/start", "request/header"})
@@ -184,25 +184,7 @@ class _Side:
 
     async def _read(self, agent_id: str) -> _Agent:
         stream = Stream(self.session_id, agent_id)
-        if not self.logs:
-            raise SessionError(
-                f"there is no session {self.session_id}",
-                code="session.not_found",
-                hint="kimi-ray sessions list shows those of this home",
-                details={"session_id": self.session_id},
-            )
-        listed = self.logs.get(agent_id)
-        if listed is None:
-            raise AgentError(
-                f"session {self.session_id} has no agent {agent_id}",
-                code="agent.not_found",
-                hint="kimi-ray sessions show lists them",
-                details={"session_id": self.session_id, "agent_id": agent_id},
-            )
-        if listed.header is None:
-            unknown = StoreError(f"the log of {stream} cannot be read", code="store.corrupt")
-            raise unknown if listed.error is None else error_from_data(listed.error)
-        header = parse_header(listed.header)
+        header = header_of(self.logs, stream)
         log = EventLog(header)
         scanner = scanner_of(header, WHOLE)
         begins: list[tuple[int, tuple[int, int] | None]] = []

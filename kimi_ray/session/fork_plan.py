@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kimi_ray.errors import AgentError, KimiRayError, LogError, SessionError, StoreError, error_from_data
+from kimi_ray.errors import LogError, SessionError, StoreError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef, make_event, parse_header
 from kimi_ray.ids import agent_number
 from kimi_ray.log import closing_events, inherited_closers
 from kimi_ray.log.slicing import WHOLE, ChildPosition, LogScanner, LogSlice, Where
 from kimi_ray.session.document_value import AgentEntry
 from kimi_ray.session.fork_point import ForkPoint
-from kimi_ray.session.log_reader import LogReader, scan
+from kimi_ray.session.log_reader import LogReader, header_of, scan
 from kimi_ray.session.prompt_text import last_prompt
 from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import ListedLog, LogCopy, Stream
@@ -231,7 +231,7 @@ async def plan_fork(
         KimiRayError: why the agent's own log cannot be read.
     """
     logs = {log.stream.agent_id: log for log in await reader.list_logs(source.session_id)}
-    header = _header_of(logs, source)
+    header = header_of(logs, source)
     scanner = scanner_of(header, WHOLE if point is None else point.where, ended=ended)
     found = (await scan(reader, source, scanner)).slice
     if found is None:
@@ -262,7 +262,7 @@ async def plan_agent_fork(reader: LogReader, source: Stream, *, agent_id: str, n
         SessionError: ``session.not_found``; AgentError: ``agent.not_found``; KimiRayError: why the log cannot be read.
     """
     logs = {log.stream.agent_id: log for log in await reader.list_logs(source.session_id)}
-    header = _header_of(logs, source)
+    header = header_of(logs, source)
     found = (await scan(reader, source, scanner_of(header, WHOLE))).slice
     assert found is not None
     closers = inherited_closers(found.order, next_seq=found.cut, at=found.last_time)
@@ -373,28 +373,6 @@ class _Gathering:
         if found.cut == 0:
             return LeftOut(agent_id, speaker, "later")
         return _planned(stream, header, found, parent.agent_id, agent_id, None, self.now, self.depth), found
-
-
-def _header_of(logs: dict[str, ListedLog], source: Stream) -> LogHeader:
-    if not logs:
-        raise SessionError(
-            f"there is no session {source.session_id}",
-            code="session.not_found",
-            hint="kimi-ray sessions list shows those of this home",
-            details={"session_id": source.session_id},
-        )
-    log = logs.get(source.agent_id)
-    if log is None:
-        raise AgentError(
-            f"session {source.session_id} has no agent {source.agent_id}",
-            code="agent.not_found",
-            hint="kimi-ray sessions show lists them",
-            details={"session_id": source.session_id, "agent_id": source.agent_id},
-        )
-    if log.header is None:
-        unknown = KimiRayError(f"the log of {source} cannot be read", code="store.corrupt")
-        raise unknown if log.error is None else error_from_data(log.error)
-    return parse_header(log.header)
 
 
 def _planned(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
+from kimi_ray.errors import StoreError, error_from_data
+from kimi_ray.events import LogHeader, parse_header
 from kimi_ray.log.slicing import LogScanner
+from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.store.seam import ListedLog, Page, Stream
 
 PAGE_EVENTS = 8_000
@@ -44,6 +47,24 @@ class ColdReader:
     async def list_logs(self, session_id: str) -> list[ListedLog]:
         """See ``LogReader``."""
         return await self._store.list(session_id)
+
+
+def header_of(logs: Mapping[str, ListedLog], stream: Stream) -> LogHeader:
+    """The header of a log among those that its session has, by agent.
+
+    Raises:
+        SessionError: ``session.not_found`` when it has none at all; AgentError: ``agent.not_found``; KimiRayError: why
+            the header cannot be read.
+    """
+    if not logs:
+        raise no_session(stream.session_id)
+    log = logs.get(stream.agent_id)
+    if log is None:
+        raise no_agent(stream)
+    if log.header is None:
+        unknown = StoreError(f"the log of {stream} cannot be read", code="store.corrupt")
+        raise unknown if log.error is None else error_from_data(log.error)
+    return parse_header(log.header)
 
 
 async def pages(reader: LogReader, stream: Stream, until: int | None = None) -> AsyncGenerator[tuple[bytes, ...]]:

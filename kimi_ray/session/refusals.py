@@ -1,0 +1,26 @@
+"""The refusals that say that something of a session is not there."""
+
+from __future__ import annotations
+
+from kimi_ray.errors import AgentError, SessionError
+from kimi_ray.store.seam import Stream
+
+
+def no_session(session_id: str) -> SessionError:
+    """``session.not_found``."""
+    return SessionError(
+        f"there is no session {session_id}",
+        code="session.not_found",
+        hint="kimi-ray sessions list shows those of this home",
+        details={"session_id": session_id},
+    )
+
+
+def no_agent(stream: Stream) -> AgentError:
+    """``agent.not_found``."""
+    return AgentError(
+        f"session {stream.session_id} has no agent {stream.agent_id}",
+        code="agent.not_found",
+        hint="kimi-ray sessions show lists them",
+        details={"session_id": stream.session_id, "agent_id": stream.agent_id},
+    )
