@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, write_file
+from kimi_ray.store.fs import Fs, exists, io_errors, names_in, read_file, wait_for_lock, write_file
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.owners import io_errors_but_missing
 from kimi_ray.store.refusals import file_held
@@ -29,6 +29,7 @@ from kimi_ray.store.reserve import Reserve
 TOUCH_LASTS_S = 3600.0
 """How long this process takes its own touch of a blob for granted; far below any grace."""
 _LOCK_TIMEOUT_S = 30.0
+_LOCK_PAUSE_S = 0.001
 _FROM_RESERVE = 64 << 10
 """A blob up to this size may use the reserve: the end of a turn may be waiting behind it."""
 _DIGEST = re.compile(r"\Asha256:[0-9a-f]{64}\Z")
@@ -199,17 +200,12 @@ class Blobs:
     @contextlib.contextmanager
     def _lock(self, kind: int) -> Generator[None]:
         path = f"{self._layout.home}/blobs.lock"
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         fd = self.fs.open(path, os.O_RDWR | os.O_CREAT)
         try:
-            while True:
-                try:
-                    self.fs.flock(fd, kind | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise file_held(path) from None
-                    time.sleep(0.001)
+            try:
+                wait_for_lock(self.fs, fd, kind, _LOCK_TIMEOUT_S, _LOCK_PAUSE_S)
+            except BlockingIOError:
+                raise file_held(path) from None
             yield
         finally:
             self.fs.close(fd)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Generator
 from typing import Protocol, cast
 
@@ -365,3 +366,39 @@ def names_in(fs: Fs, path: str) -> list[str]:
         return sorted(fs.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def is_locked(fs: Fs, path: str) -> bool:
+    """Whether somebody has a file locked for himself; one that is not there is not locked.
+
+    Raises:
+        OSError: As the file system gave it.
+    """
+    try:
+        fd = fs.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        fs.close(fd)
+    return False
+
+
+def wait_for_lock(fs: Fs, fd: int, operation: int, within_s: float, pause_s: float) -> None:
+    """``flock`` an open file, trying again every ``pause_s`` seconds.
+
+    Raises:
+        OSError: As the file system gave it; ``BlockingIOError`` when others hold it for ``within_s`` seconds.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            fs.flock(fd, operation | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(pause_s)

@@ -12,7 +12,6 @@ import fcntl
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,13 +22,25 @@ from pydantic_core import from_json, to_json
 from kimi_ray.errors import StoreError
 from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
-from kimi_ray.store.fs import Fs, exists, io_error, io_errors, names_in, pwrite_all, read_file, replace_file
+from kimi_ray.store.fs import (
+    Fs,
+    exists,
+    io_error,
+    io_errors,
+    is_locked,
+    names_in,
+    pwrite_all,
+    read_file,
+    replace_file,
+    wait_for_lock,
+)
 from kimi_ray.store.layout import Layout
 from kimi_ray.store.log_files import clear_leftovers
 from kimi_ray.store.refusals import file_held, is_being_made
 from kimi_ray.store.unpublished import Marker, Unpublished
 
 _CLAIM_LOCK_TIMEOUT_S = 30.0
+_CLAIM_LOCK_PAUSE_S = 0.002
 _CLAIM_THREADS = 16
 
 
@@ -254,23 +265,15 @@ class Owners:
             with io_errors(path):
                 fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
             try:
-                self._wait_for(fd, path)
+                try:
+                    with io_errors_but_blocking(path):
+                        wait_for_lock(self._fs, fd, fcntl.LOCK_EX, _CLAIM_LOCK_TIMEOUT_S, _CLAIM_LOCK_PAUSE_S)
+                except BlockingIOError:
+                    raise file_held(path) from None
                 self._open_own_lock()
                 yield
             finally:
                 self._fs.close(fd)
-
-    def _wait_for(self, fd: int, path: str) -> None:
-        deadline = time.monotonic() + _CLAIM_LOCK_TIMEOUT_S
-        while True:
-            try:
-                with io_errors_but_blocking(path):
-                    self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise file_held(path) from None
-                time.sleep(0.002)
 
     def _open_own_lock(self) -> None:
         if self._lock_fd is not None:
@@ -363,19 +366,8 @@ def read_owner(fs: Fs, path: str) -> Owner | None:
 
 def is_held(fs: Fs, path: str) -> bool:
     """Whether a living process holds this writer lock. Call it under ``claim.lock``, or accept a stale answer."""
-    try:
-        with io_errors_but_missing(path):
-            fd = fs.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        with io_errors_but_blocking(path):
-            fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        fs.close(fd)
-    return False
+    with io_errors(path):
+        return is_locked(fs, path)
 
 
 def orphans(fs: Fs, home: str) -> list[Orphan]:

@@ -11,11 +11,11 @@ import fcntl
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kimi_ray.store.fs import RealFs, wait_for_lock
 from kimi_ray.store.session_index_rows import IndexRow
 from kimi_ray.store.session_index_sql import SCHEMA, TABLES, UPSERT, UPSERT_NEWER, values_of
 
@@ -151,15 +151,7 @@ class IndexFile:
     def _exclusively(self) -> Generator[None]:
         fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            deadline = time.monotonic() + _LOCK_WAIT_S
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise
-                    time.sleep(_PAUSE_S)
+            wait_for_lock(RealFs(), fd, fcntl.LOCK_EX, _LOCK_WAIT_S, _PAUSE_S)
             yield
         finally:
             os.close(fd)

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 
 from kimi_ray.ids import new_ulid
+from kimi_ray.store.fs import RealFs, is_locked
 
 MARKS_NAME = "index-writers"
 SEAL_NAME = "index.seal"
@@ -180,8 +181,8 @@ def seal(home: str) -> None:
     Raises:
         OSError: It could not be written.
     """
-    changed = _writers_changed(home)
-    if any(_is_held(f"{home}/{WRITERS_NAME}/{name}") for name in _writers(home)):
+    fs, changed = RealFs(), _writers_changed(home)
+    if any(is_locked(fs, f"{home}/{WRITERS_NAME}/{name}") for name in _writers(home)):
         return
     path = f"{home}/{SEAL_NAME}"
     partial = f"{path}.{new_ulid()}.tmp"
@@ -234,20 +235,6 @@ def _writers_changed(home: str) -> bytes:
         return b"%d\n" % os.stat(f"{home}/{WRITERS_NAME}").st_mtime_ns
     except FileNotFoundError:
         return b"0\n"
-
-
-def _is_held(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _hold(path: str) -> int:
