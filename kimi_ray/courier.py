@@ -124,6 +124,16 @@ class Courier:
                 hint="connect in the loop (and the process, after a fork) that uses it; scripts use only run_sync",
             )
 
+    def check_open(self) -> None:
+        """As ``check_loop``, and refuse when the runtime was closed.
+
+        Raises:
+            RuntimeFault: ``runtime.wrong_loop``, ``runtime.closed``.
+        """
+        self.check_loop()
+        if self.closed:
+            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that this driver owns; it is cancelled at the close."""
         task = self.loop.create_task(work)
@@ -187,9 +197,7 @@ class Courier:
 
     def submit(self, route: Route, prompts: list[PromptSpec]) -> list[Entry]:
         """Put prompts on their way, behind all earlier ones of the route. Synchronous, on the loop."""
-        self.check_loop()
-        if self.closed:
-            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        self.check_open()
         entries: list[Entry] = []
         for prompt in prompts:
             accepted: asyncio.Future[None] = self.loop.create_future()

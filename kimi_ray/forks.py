@@ -9,15 +9,14 @@ from typing import Any
 
 from kimi_ray.app import SessionSummary, summary_of
 from kimi_ray.courier import Courier
-from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault
+from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.hosts.fork_words import MAX_FORKS, ForkedSession, ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
-from kimi_ray.hosts.ports import is_lost
 from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid
 from kimi_ray.runs.seeds import fork_seed
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
-from kimi_ray.session_lifecycle import Lifecycle, checked_id
-from kimi_ray.session_link import Notes
+from kimi_ray.session_lifecycle import Lifecycle, as_text, checked_id
+from kimi_ray.session_link import Notes, ask_host_of
 from kimi_ray.settings import Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Document, Stream
 from kimi_ray.tools.carried import carried_workdir
@@ -25,15 +24,13 @@ from kimi_ray.tools.carried import carried_workdir
 FORK_S = 900.0
 """Longest wait for a call that forks: directories may have to be copied."""
 
-_TRIES = 6
-_PAUSE_S = 0.1
 _UNDO_AT_ONCE = 8
 _MAX_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The workspace of forks: which it is, and whether the source must be of it too."""
+    """The workspace of forks, of which their source must be too."""
 
     workspace_id: str
     path: str
@@ -128,9 +125,7 @@ class Forks:
         Raises:
             RuntimeFault: ``runtime.closed``, ``runtime.wrong_loop``.
         """
-        self._courier.check_loop()
-        if self._courier.closed:
-            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        self._courier.check_open()
 
     async def undo(self, session_ids: Sequence[str]) -> None:
         """Delete forks that came to nothing, as far as they can be reached."""
@@ -154,22 +149,14 @@ class Forks:
         await self.undo([one.session_id for one in made])
 
     async def _ask(self, spec: ForkSpec) -> list[ForkedSession]:
-        """Ask the host that the registry names for the source, however many hosts are lost on the way."""
+        """Ask the source's host for the forks; asked again it is for the same ones."""
         courier = self._courier
-        for attempt in range(_TRIES):
-            host = await courier.registry.place_session(spec.source.session_id, None)
-            try:
-                return await courier.cluster.peer(host).call(
-                    "fork_sessions", replace(spec, attempt=attempt), timeout_s=FORK_S
-                )
-            except KimiRayError as error:
-                lost = is_lost(error.code)
-                if attempt == _TRIES - 1 or not (lost or error.code == "session.not_live"):
-                    raise
-                if lost:
-                    await courier.registry.report_lost(host)
-            await asyncio.sleep(_PAUSE_S * attempt)
-        raise AssertionError
+
+        async def ask(host: str, attempt: int) -> list[ForkedSession]:
+            asked = replace(spec, attempt=attempt)
+            return await courier.cluster.peer(host).call("fork_sessions", asked, timeout_s=FORK_S)
+
+        return await ask_host_of(courier, spec.source.session_id, ask)
 
 
 def fork_spec(
@@ -193,7 +180,7 @@ def fork_spec(
 
     Args:
         new_session: The id of a single fork; None makes one for each.
-        home: The workspace of the forks, of which the source must be too; None takes the source's.
+        home: The workspace of the forks; None is the source's, which may be any.
 
     Raises:
         ConfigError: ``request.invalid`` {count}, {seeds}, {agent_id}, or {workdir}; ``request.bad_argument``.
@@ -243,9 +230,5 @@ def _seeds(seeds: int | Sequence[int] | None, count: int) -> tuple[int, ...] | N
 
 
 def _invalid(what: str, given: object, hint: str) -> ConfigError:
-    shown = given if isinstance(given, int | float | bool) else _text(given)[:200]
+    shown = given if isinstance(given, int | float | bool) else as_text(given)[:200]
     return ConfigError(f"{what} cannot be {shown!r}", code="request.invalid", hint=hint, details={what: shown})
-
-
-def _text(given: object) -> str:
-    return (given if isinstance(given, str) else repr(given)).encode(errors="backslashreplace").decode()

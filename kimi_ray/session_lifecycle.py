@@ -8,14 +8,11 @@ from typing import Any, Literal
 
 from kimi_ray.app import SessionSummary, summary_of
 from kimi_ray.courier import Courier
-from kimi_ray.errors import ConfigError, KimiRayError, RuntimeFault, SessionError
+from kimi_ray.errors import ConfigError, KimiRayError, SessionError
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.ids import is_path_safe_id
-from kimi_ray.session_link import OPEN_S, Notes
+from kimi_ray.session_link import OPEN_S, Notes, ask_host_of
 from kimi_ray.settings import Settings
-
-_TRIES = 6
-_PAUSE_S = 0.1
 
 
 class ArchiveResult(Settings):
@@ -79,7 +76,7 @@ class Lifecycle:
                     await self.archive(session_id, workspaces)
                 except KimiRayError as error:
                     reason = "not_found" if error.code == "session.not_found" else "error"
-                    return ArchiveResult(id=_shown(session_id), ok=False, reason=reason, message=error.message)
+                    return ArchiveResult(id=as_text(session_id), ok=False, reason=reason, message=error.message)
             return ArchiveResult(id=session_id, ok=True)
 
         return list(await asyncio.gather(*(one(session_id) for session_id in session_ids)))
@@ -87,27 +84,22 @@ class Lifecycle:
     async def _ask(self, method: str, session_id: str, workspaces: Sequence[str] | None) -> Any:
         """Ask the host that the registry names, however many hosts are lost on the way."""
         courier = self._courier
-        courier.check_loop()
         checked_id(session_id)
-        if courier.closed:
-            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+        courier.check_open()
         await self._notes.flush()
-        asked_before = False
-        for attempt in range(_TRIES):
-            host = await courier.registry.place_session(session_id, None)
+        lost = False
+
+        async def ask(host: str, _attempt: int) -> Any:
+            nonlocal lost
             try:
                 return await courier.cluster.peer(host).call(method, session_id, workspaces, timeout_s=OPEN_S)
             except KimiRayError as error:
-                if asked_before and method == "delete_session" and error.code == "session.not_found":
+                if lost and method == "delete_session" and error.code == "session.not_found":
                     return None  # the deletion whose answer was lost did happen
-                lost = is_lost(error.code)
-                if attempt == _TRIES - 1 or not (lost or error.code == "session.not_live"):
-                    raise
-                if lost:
-                    asked_before = True
-                    await courier.registry.report_lost(host)
-            await asyncio.sleep(_PAUSE_S * attempt)
-        raise AssertionError
+                lost = lost or is_lost(error.code)
+                raise
+
+        return await ask_host_of(courier, session_id, ask)
 
 
 def checked_id(session_id: str) -> str:
@@ -119,13 +111,13 @@ def checked_id(session_id: str) -> str:
     if isinstance(session_id, str) and is_path_safe_id(session_id):  # pyright: ignore[reportUnnecessaryIsInstance]
         return session_id
     raise SessionError(
-        f"{_shown(session_id)[:80]!r} cannot be a session's id",
+        f"{as_text(session_id)[:80]!r} cannot be a session's id",
         code="session.bad_id",
         hint="use 1 to 128 letters, digits, _ and -",
-        details={"session_id": _shown(session_id)[:200]},
+        details={"session_id": as_text(session_id)[:200]},
     )
 
 
-def _shown(given: object) -> str:
-    """Anything, as text that can be written down."""
+def as_text(given: object) -> str:
+    """Anything that was given, as text that can be written down."""
     return (given if isinstance(given, str) else repr(given)).encode(errors="backslashreplace").decode()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kimi_ray.courier import Courier
 from kimi_ray.errors import KimiRayError, SessionError
@@ -17,6 +17,33 @@ from kimi_ray.session import Activity
 OPEN_S = 90.0
 _TRIES = 6
 _PAUSE_S = 0.1
+
+_T = TypeVar("_T")
+
+
+async def ask_host_of(courier: Courier, session_id: str, ask: Callable[[str, int], Awaitable[_T]]) -> _T:
+    """Ask the host that the registry names for a session, however many hosts are lost on the way.
+
+    Args:
+        courier: The driver's.
+        session_id: Whose host; the session need not be live.
+        ask: Given the host, and how often it was asked before. Asked again, it must do the same again.
+
+    Raises:
+        KimiRayError: what the last host raised.
+    """
+    for attempt in range(_TRIES):
+        host = await courier.registry.place_session(session_id, None)
+        try:
+            return await ask(host, attempt)
+        except KimiRayError as error:
+            lost = is_lost(error.code)
+            if attempt == _TRIES - 1 or not (lost or error.code == "session.not_live"):
+                raise
+            if lost:
+                await courier.registry.report_lost(host)
+        await asyncio.sleep(_PAUSE_S * attempt)
+    raise AssertionError
 
 
 class SessionLink:
