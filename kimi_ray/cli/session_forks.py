@@ -15,7 +15,7 @@ from kimi_ray.cli.exits import FAILED, USAGE
 from kimi_ray.cli.options import Address, Home, Json, Namespace
 from kimi_ray.cli.printing import one_line, print_error, print_json, say, table, tell, terminal_width
 from kimi_ray.cli.sessions import AgentOption, SessionArgument
-from kimi_ray.cli.settings_of import IN_PROCESS
+from kimi_ray.cli.settings_of import operation_config
 from kimi_ray.errors import ConfigError, KimiRayError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kimi_ray.store.seam import Stream
 
 _MOST = 1000
-_CLAIM_S = 5.0
 _PLACES = ("shared", "copy", "git")
 _VALUE_WIDTH = 300
 _LEFT_OUT_SHOWN = 20
@@ -140,14 +139,10 @@ async def _fork(
     namespace: str | None,
 ) -> dict[str, Any]:
     from kimi_ray.cli.lookup import find_stream
-    from kimi_ray.config import load_config
     from kimi_ray.runtime import Runtime
 
     source = await find_stream(store, session, agent)
-    config = load_config(home, address=address or IN_PROCESS, namespace=namespace)
-    if config.address == IN_PROCESS:
-        config = config.model_copy(update={"claim_timeout_s": min(config.claim_timeout_s, _CLAIM_S)})
-    async with Runtime.connect(config=config) as runtime:
+    async with Runtime.connect(config=operation_config(home, address, namespace)) as runtime:
         try:
             made = await runtime.forks.publish(source.session_id, count, agent_id=source.agent_id, **given)
         except KimiRayError as error:

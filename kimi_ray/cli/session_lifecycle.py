@@ -12,15 +12,12 @@ import typer
 from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Address, Home, Json, Namespace
 from kimi_ray.cli.printing import clock_time, counted, one_line, print_json, say, tell
-from kimi_ray.cli.settings_of import IN_PROCESS
+from kimi_ray.cli.settings_of import operation_config
 from kimi_ray.errors import ConfigError, KimiRayError
 
 if TYPE_CHECKING:
     from kimi_ray.runtime import Runtime
     from kimi_ray.store.seam import Document
-
-_CLAIM_S = 5.0
-"""A detached actor outlives its driver by some seconds; whoever holds a session for longer is at work."""
 
 Ids = Annotated[
     list[str],
@@ -124,14 +121,10 @@ async def _run(
     address: str | None,
     namespace: str | None,
 ) -> list[dict[str, Any]]:
-    from kimi_ray.config import load_config
     from kimi_ray.runtime import Runtime
 
-    config = load_config(home, address=address or IN_PROCESS, namespace=namespace)
-    if config.address == IN_PROCESS:
-        config = config.model_copy(update={"claim_timeout_s": min(config.claim_timeout_s, _CLAIM_S)})
     rows: list[dict[str, Any]] = []
-    async with Runtime.connect(config=config) as runtime:
+    async with Runtime.connect(config=operation_config(home, address, namespace)) as runtime:
         for session_id in ids:
             try:
                 await operation(runtime, session_id)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 IN_PROCESS = "in-process"
 
+_CLAIM_S = 5.0
+"""A detached actor outlives its driver by some seconds; whoever holds a session for longer is at work."""
+
 
 def runtime_config(
     home: str | None, address: str | None = None, namespace: str | None = None, *, in_process: bool = False
@@ -29,3 +32,16 @@ def runtime_config(
             hint="leave one of them out",
         )
     return load_config(home, address=IN_PROCESS if in_process else address, namespace=namespace)
+
+
+def operation_config(home: str, address: str | None, namespace: str | None) -> RuntimeConfig:
+    """The settings for an operation on sessions by id: without Ray unless an address is given, and without it no long
+    wait for whoever has them.
+
+    Raises:
+        ConfigError: ``config.*``.
+    """
+    config = runtime_config(home, address or IN_PROCESS, namespace)
+    if config.address != IN_PROCESS:
+        return config
+    return config.model_copy(update={"claim_timeout_s": min(config.claim_timeout_s, _CLAIM_S)})

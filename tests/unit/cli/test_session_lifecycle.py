@@ -86,11 +86,11 @@ def test_a_session_that_somebody_has_open(cli: Cli, home: Path, ids: list[str], 
     import asyncio
     import threading
 
-    from kimi_ray.cli import session_lifecycle
+    from kimi_ray.cli import settings_of
     from kimi_ray.store.backend import open_store_for_writing
     from kimi_ray.store.seam import StoreOptions
 
-    monkeypatch.setattr(session_lifecycle, "_CLAIM_S", 0.2)
+    monkeypatch.setattr(settings_of, "_CLAIM_S", 0.2)
     held, done = threading.Event(), threading.Event()
 
     async def hold() -> None:
