@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol, cast
@@ -301,8 +301,3 @@ def _exists(target: str) -> ConfigError:
         hint="name another file with --out, or replace it with --force",
         details={"file": target},
     )
-
-
-def names_of(manifest: dict[str, Any]) -> Iterable[str]:
-    """The files that a manifest lists."""
-    return (str(one["path"]) for one in manifest["files"])
