@@ -313,17 +313,17 @@ async def test_a_source_that_another_program_has_open(tmp_path: Path) -> None:
         await ask(source, "goes on")
 
 
-async def test_a_prompt_that_comes_during_a_fork_waits_and_then_runs(tmp_path: Path) -> None:
-    """W4: between the check and the copy nothing can start; the fork does not know the prompt, the source runs it."""
-    async with running(tmp_path) as (runtime, stage, model):
-        workspace = runtime.workspace(tmp_path / "work")
+async def a_prompt_comes_during_a_fork(home: Path, held_at: str, held_s: float) -> None:
+    """The fork does not know the prompt, the source runs it once, and not before the fork is there."""
+    async with running(home) as (runtime, stage, model):
+        workspace = runtime.workspace(home / "work")
         source = await worked(workspace, stage, model, (1,))
         calls = Calls(runtime)
-        hold = calls.hold("begin_publication")
+        hold = calls.hold(held_at)
         forking = asyncio.ensure_future(workspace.fork(source.id))
         await hold.reached.wait()
         prompt = await source.main.submit("late")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(held_s)
         assert stage.seen["late"] == 0
         hold.go.set()
         fork = await forking
@@ -333,23 +333,16 @@ async def test_a_prompt_that_comes_during_a_fork_waits_and_then_runs(tmp_path: P
         assert stage.seen["late"] == 1
 
 
+async def test_a_prompt_that_comes_during_a_fork_waits_and_then_runs(tmp_path: Path) -> None:
+    """W4: between the check and the copy nothing can start."""
+    await a_prompt_comes_during_a_fork(tmp_path, "begin_publication", 0.05)
+
+
 async def test_a_fork_that_takes_longer_than_its_lease_renews_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kimi_ray.hosts.session_forking.LEASE_S", 0.4)
-    async with running(tmp_path) as (runtime, stage, model):
-        workspace = runtime.workspace(tmp_path / "work")
-        source = await worked(workspace, stage, model, (1,))
-        calls = Calls(runtime)
-        hold = calls.hold("copy_session")
-        forking = asyncio.ensure_future(workspace.fork(source.id))
-        await hold.reached.wait()
-        prompt = await source.main.submit("late")
-        await asyncio.sleep(1.0)
-        assert stage.seen["late"] == 0
-        hold.go.set()
-        assert len(await (await forking).main.messages()) == 2
-        assert (await prompt.result(10)).text == "did late"
+    await a_prompt_comes_during_a_fork(tmp_path, "copy_session", 1.0)
 
 
 async def test_a_source_that_does_not_stand_still_to_the_end_makes_no_fork(tmp_path: Path) -> None:
