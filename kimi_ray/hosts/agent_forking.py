@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kimi_ray.errors import KimiRayError, StoreError, error_from_data
+from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.live_session import HostServices, LiveSession
-from kimi_ray.hosts.ports import is_lost, store_name
+from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import LogEntry
-from kimi_ray.hosts.steady_calls import call_steadily
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import AgentEntry
 from kimi_ray.session.fork_plan import plan_agent_fork
 from kimi_ray.settings import Workdir
-from kimi_ray.store.seam import AppendResult, Batch, LogCopy, Stream, WriterGrant
+from kimi_ray.store.seam import Batch, LogCopy, Stream, WriterGrant
 from kimi_ray.store.sharding import shard_of
-from kimi_ray.store.wire import pack_call
 
 _CALL_S = 60.0
 _TRIES = 4
@@ -122,30 +120,13 @@ async def _write(services: HostServices, copy: LogCopy, target: Stream) -> int:
         (1,) * len(copy.tail),
         closing=True,
     )
-    peer = services.cluster.peer(store_name(services.cluster.home_id, shard))
-    (result,) = await _append(services, peer, batch)
+    result = await store.append(batch)
     if result.error is not None:
         raise error_from_data(result.error)
     for refused in await store.close_writers(shard, [(target, grant.epoch, nonce)]):
         if refused is not None:
             raise error_from_data(refused)
     return grant.epoch
-
-
-async def _append(services: HostServices, peer: Any, batch: Batch) -> list[AppendResult]:
-    def gone(method: str, error: KimiRayError) -> KimiRayError:
-        return StoreError(
-            f"the store {peer.name} did not answer {method}: {error}", code="store.unavailable", retryable=True
-        )
-
-    return await call_steadily(
-        peer,
-        "append",
-        pack_call([batch], sync=True),
-        group="store",
-        within_s=services.config.store_timeout_s,
-        gone=gone,
-    )
 
 
 def _beside_its_source(bind: dict[str, Any]) -> dict[str, Any]:

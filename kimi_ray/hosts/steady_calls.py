@@ -15,10 +15,22 @@ from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost, registry_name, store_name
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.settings import Isolation
-from kimi_ray.store.seam import Document, ListedLog, LogView, Page, SessionCopy, SessionGrant, Stream, WriterGrant
+from kimi_ray.store.seam import (
+    AppendResult,
+    Batch,
+    Document,
+    ListedLog,
+    LogView,
+    Page,
+    SessionCopy,
+    SessionGrant,
+    Stream,
+    WriterGrant,
+)
 from kimi_ray.store.session_index_query import IndexStatus, SessionPage, SessionQuery
 from kimi_ray.store.session_index_rows import IndexRow, SessionSummary
 from kimi_ray.store.sharding import shard_of
+from kimi_ray.store.wire import pack_call
 from kimi_ray.store.workspace_registry import WorkspaceEntry
 
 _PAUSE_S = 0.05
@@ -157,6 +169,16 @@ class StoreCalls:
     ) -> list[Any]:
         """Grants for many logs of a shard (``Store.open_writer`` each): a ``WriterGrant``, or an error's data."""
         return await self._call_shard(shard, "open_writers", targets, group="store")
+
+    async def append(self, batch: Batch) -> AppendResult:
+        """One batch, on the disk when it is answered (``Store.append``). Agents' own logs go by a ``WriteController``.
+
+        Raises:
+            StoreError: ``store.unavailable``. Why it was not appended is in the answer.
+        """
+        call = pack_call([batch], sync=True)
+        results: list[AppendResult] = await self._call(batch.stream.session_id, "append", call, group="store")
+        return results[0]
 
     async def close_writers(self, shard: int, grants: list[tuple[Stream, int, str]]) -> list[Any]:
         """Give grants of a shard back (``Store.close_writer`` each): None, or an error's data."""
