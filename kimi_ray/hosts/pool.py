@@ -82,7 +82,7 @@ class HostPool:
     nodes: Callable[[], list[NodeInfo]]
     reread_nodes: Callable[[], Awaitable[None]]
     environment: Callable[[], HostEnvironment] = HostEnvironment
-    evict: Callable[[str], None] = _keep
+    evict: Callable[[str], object] = _keep
     closed: set[str] = field(default_factory=set[str])
     hosts: dict[str, PooledHost] = field(default_factory=dict[str, PooledHost])
     last_failure: KimiRayError | None = None

@@ -83,7 +83,7 @@ class Registry:
                 self._open_nodes,
                 self._reread_nodes,
                 environment=lambda: self._environment,
-                evict=lambda name: self._later(self._stop(name)),
+                evict=lambda name: self._spawn(self._stop(name)),
                 closed=closed,
             )
             for kind in ("agents", "sessions")
@@ -582,9 +582,6 @@ class Registry:
         if self._ending is None:
             self._start_stores(there)
             await self._follow_cluster()
-
-    def _later(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._spawn(work)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -52,16 +52,16 @@ async def begin_swarm(
         return stored.position if stored is not None else None
 
     services = SwarmServices(
-        live.services.cluster,
-        live.services.registry,
-        log.add,
-        flush_log,
-        live.next_numbers,
-        live.register_agents,
-        fenced,
-        lambda spent: live.tree.spend(spec.run_id, spent),
-        position,
-        partial(node_of_directory, live.services.store),
+        cluster=live.services.cluster,
+        registry=live.services.registry,
+        record=log.add,
+        flush_log=flush_log,
+        numbers=live.next_numbers,
+        registered=live.register_agents,
+        fenced=fenced,
+        spent=lambda spent: live.tree.spend(spec.run_id, spent),
+        position=position,
+        node_of=partial(node_of_directory, live.services.store),
     )
     live.swarms[spec.run_id] = SwarmRun(spec, services)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from kimi_ray.errors import StoreError
 from kimi_ray.events import type_key
 from kimi_ray.hosts.specs import LogEntry, Outcome, PromptResult
 from kimi_ray.hosts.steady_calls import StoreCalls
+from kimi_ray.session.log_reader import pages
 from kimi_ray.settings import Usage
 from kimi_ray.store.seam import ListedLog, Stream
 
@@ -130,13 +132,11 @@ class ChildrenTold:
 
 async def read_children(store: StoreCalls, parent: Stream) -> ChildrenTold:
     """What a stored log says about its agent's children."""
-    told, seq = ChildrenTold(), 0
-    while True:
-        page = await store.read_from(parent, seq, _PAGE_EVENTS, _PAGE_BYTES)
-        told.follow(page.lines)
-        seq += len(page.lines)
-        if not page.lines or seq >= page.next_seq:
-            return told
+    told = ChildrenTold()
+    async with aclosing(pages(store, parent)) as read:
+        async for lines in read:
+            told.follow(lines)
+    return told
 
 
 async def untold(
