@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +36,15 @@ HEADER: dict[str, Any] = {
 Logs = Mapping[str, Sequence[SessionEvent]]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.run("down")
-
-
 async def test_forks_of_a_tree_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     base, home = free_base_port(7 * 6), tmp_path / "home"
     up = await asyncio.to_thread(cluster.run, "up", "2", "--base-port", str(base), "--num-cpus", "2")
     assert up.returncode == 0, up.stderr
     await asyncio.to_thread(add_node, cluster, APART_MS)
-    exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
     driver = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.cluster.tree_driver", f"127.0.0.1:{base}", home,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=ROOT, env={**cluster.environment, **exports, "PYTHONPATH": str(ROOT), "KIMI_RAY_CLOCK_OFFSET_MS": "0"},
+        cwd=ROOT, env={**cluster.joining(), "PYTHONPATH": str(ROOT), "KIMI_RAY_CLOCK_OFFSET_MS": "0"},
     )  # fmt: skip
     try:
         async with asyncio.timeout(300):

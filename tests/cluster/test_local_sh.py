@@ -42,6 +42,14 @@ class Cluster:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
+    def exports(self) -> dict[str, str]:
+        """What a driver needs to join."""
+        return dict(re.findall(r"^export (\w+)=(.*)$", self.run("env").stdout, re.MULTILINE))
+
+    def joining(self) -> dict[str, str]:
+        """The whole environment of a driver that joins."""
+        return {**self.environment, **self.exports()}
+
     def drive(self, code: str, address: str, **exports: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", code, address],
@@ -86,7 +94,7 @@ def test_two_nodes_come_serve_a_driver_with_the_token_and_go(cluster: Cluster, t
     assert up.returncode == 0, up.stderr
     address = f"127.0.0.1:{base}"
     assert up.stdout.rstrip().endswith(f"--address {address}")
-    exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
+    exports = cluster.exports()
     assert exports["RAY_AUTH_MODE"] == "token"
     assert exports["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
 

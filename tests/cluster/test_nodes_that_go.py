@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -126,7 +125,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     try:
         up = cluster.run("up", "1", "--base-port", str(base), "--num-cpus", "2")
         assert up.returncode == 0, up.stderr
-        exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
+        exports = cluster.exports()
         places: dict[int, Path] = {}
         for number in (1, 2):
             places[number] = tmp_path / f"disk of {number}"

@@ -184,7 +184,7 @@ async def test_everything_at_once(cluster: Cluster, disk: tuple[Path, bool], tmp
     assert up.returncode == 0, up.stderr
     for offset in CLOCKS_MS.values():
         await asyncio.to_thread(add_node, cluster, offset)
-    exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
+    exports = cluster.exports()
     fails = "" if may_fill else ",fail=pwrite:ENOSPC:500:20"
     settings = {
         "home": str(home), "address": f"127.0.0.1:{base}", "notes": str(notes), "cwd": str(tmp_path),

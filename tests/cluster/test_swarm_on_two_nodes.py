@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +62,16 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.run("down")
-
-
 @pytest.mark.parametrize(("nodes", "how"), [(2, "killed"), (3, "frozen")])
 async def test_a_worker_node_is_lost_and_all_rows_come(cluster: Cluster, tmp_path: Path, nodes: int, how: str) -> None:
     base = free_base_port(7 * nodes)
     up = await asyncio.to_thread(cluster.run, "up", str(nodes), "--base-port", str(base), "--num-cpus", "2")
     assert up.returncode == 0, up.stderr
-    exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
     home = tmp_path / "home"
     driver = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DRIVER, f"127.0.0.1:{base}", home, str(ROLLOUTS),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=tmp_path, env={**cluster.environment, **exports, "PYTHONPATH": str(ROOT)}, limit=1 << 24,
+        cwd=tmp_path, env={**cluster.joining(), "PYTHONPATH": str(ROOT)}, limit=1 << 24,
     )  # fmt: skip
     assert driver.stdout is not None and driver.stderr is not None
     try:

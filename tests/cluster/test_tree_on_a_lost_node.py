@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,22 +58,14 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    yield made
-    made.run("down")
-
-
 async def test_a_node_of_a_tree_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     base, home = free_base_port(7 * 6), tmp_path / "home"
     up = await asyncio.to_thread(cluster.run, "up", "3", "--base-port", str(base), "--num-cpus", "2")
     assert up.returncode == 0, up.stderr
-    exports = dict(re.findall(r"^export (\w+)=(.*)$", cluster.run("env").stdout, re.MULTILINE))
     driver = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DRIVER, f"127.0.0.1:{base}", home, tmp_path / "go-on",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=ROOT, env={**cluster.environment, **exports, "PYTHONPATH": str(ROOT)}, limit=1 << 24,
+        cwd=ROOT, env={**cluster.joining(), "PYTHONPATH": str(ROOT)}, limit=1 << 24,
     )  # fmt: skip
     assert driver.stdin is not None and driver.stdout is not None and driver.stderr is not None
     try:
