@@ -289,6 +289,25 @@ async def test_what_readers_of_zip_files_could_see_differently_is_noticed(tmp_pa
     assert verify_archive(target).ok
 
 
+async def test_what_cannot_be_unpacked_is_told(tmp_path: Path) -> None:
+    await fill(tmp_path / "home", BACKENDS[0], events=4)
+    source, target = tmp_path / "a.zip", tmp_path / "b.zip"
+    await export_session(open_store(tmp_path / "home"), SESSION, source)
+    with zipfile.ZipFile(source) as found:
+        directory, first = found.start_dir, found.infolist()[0].filename
+    for name, offset, value in (("encrypted", 8, 1), ("packed in another way", 10, 99)):
+        damaged = bytearray(source.read_bytes())
+        for entry in (0, directory + 2):  # in the file's own header, and in the directory's
+            damaged[entry + offset - 2] = value
+        target.write_bytes(damaged)
+        told = [one for one in verify_archive(target).problems if one["message"].startswith("a file cannot be read")]
+        assert [one["details"]["path"] for one in told] == [first], name
+    rewritten(source, target, lambda files: files.update({"manifest.json": b"[" * 100_000}))
+    with pytest.raises(KimiRayError) as caught:
+        verify_archive(target)
+    assert caught.value.code == "export.not_an_archive"
+
+
 async def test_a_log_that_was_cut_off_behind_its_header_stops_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await fill(home, BACKENDS[0])
