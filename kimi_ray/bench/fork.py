@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from statistics import median
 from typing import Any, Literal
 
 from kimi_ray.bench.event_streams import EVENTS_A_TURN
 from kimi_ray.bench.floor import plain_copy
+from kimi_ray.bench.fork_times import ForkTimes
 from kimi_ray.bench.host_logs import HostLogs, bench_runtime, log_files
 from kimi_ray.bench.large_log import build_session
-from kimi_ray.bench.processes import Meter, peak_rss_mb, reset_peak, rss_mb
+from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import LogHeader, WriterRef
@@ -57,44 +56,26 @@ async def bench_fork(
         source = Stream(session_id, MAIN)
         files = await asyncio.to_thread(log_files, home)
         host = HostLogs(runtime)
-        walls: list[float] = []
+        times = ForkTimes()
         targets: list[Stream] = []
-        grew_mb = 0.0
         with Meter() as meter:
             for _ in range(repeats):
                 header = _header(source, count)
                 claim = await host.claim(header.session_id)
-                before_mb = rss_mb()
-                reset_peak()
-                began = time.perf_counter()
-                await host.call_store(header.session_id, "fork", source, count, header.to_data(), new_ulid())
-                walls.append(time.perf_counter() - began)
-                grew_mb = max(grew_mb, peak_rss_mb() - before_mb)
+                with times.one():
+                    await host.call_store(header.session_id, "fork", source, count, header.to_data(), new_ulid())
                 targets.append(Stream(header.session_id, MAIN))
                 await host.call_store(header.session_id, "close_session", header.session_id, claim)
         floor_s = min([await asyncio.to_thread(plain_copy, files, directory) for _ in range(3)])
         await _check(home, source, targets, count)
-    wall_s = median(walls)
-    return BenchReport(
-        bench="fork",
-        value=wall_s,
-        unit="s",
-        floor=floor_s,
-        ratio=wall_s / floor_s,
-        wall_s=wall_s,
-        cpu_s=meter.cpu_s / repeats,
-        peak_pss_mb=meter.peak_pss_mb,
-        figures={
-            "events": count,
-            "flush_every": flush_every,
-            "backend": backend,
-            "compression": compression,
-            "sync_delay_ms": sync_delay_ms,
-            "repeats": repeats,
-            "slowest_s": max(walls),
-            "grew_mb": grew_mb,
-        },
-    )
+    setting = {
+        "events": count,
+        "flush_every": flush_every,
+        "backend": backend,
+        "compression": compression,
+        "sync_delay_ms": sync_delay_ms,
+    }
+    return times.report("fork", meter, floor_s, setting)
 
 
 def _header(source: Stream, count: int) -> LogHeader:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from statistics import median
 from typing import Any, Literal
 
 from kimi_ray.bench.event_streams import EVENTS_A_TURN
 from kimi_ray.bench.floor import plain_copy
+from kimi_ray.bench.fork_times import ForkTimes
 from kimi_ray.bench.host_logs import bench_runtime, log_files
 from kimi_ray.bench.large_log import build_session
-from kimi_ray.bench.processes import Meter, peak_rss_mb, reset_peak, rss_mb
+from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.live_session import MAIN
@@ -52,17 +52,12 @@ async def bench_session_fork(
         home = runtime.config.home
         session_id, count = await build_session(runtime, events, events if sync_delay_ms else flush_every)
         files = await asyncio.to_thread(log_files, home)
-        walls: list[float] = []
+        times = ForkTimes()
         forks: list[str] = []
-        grew_mb = 0.0
         with Meter() as meter:
             for _ in range(repeats):
-                before_mb = rss_mb()
-                reset_peak()
-                began = time.perf_counter()
-                (fork,) = await runtime.forks.publish(session_id)
-                walls.append(time.perf_counter() - began)
-                grew_mb = max(grew_mb, peak_rss_mb() - before_mb)
+                with times.one():
+                    (fork,) = await runtime.forks.publish(session_id)
                 forks.append(fork.id)
         began = time.perf_counter()
         (early,) = await runtime.forks.publish(session_id, at="0")
@@ -74,29 +69,14 @@ async def bench_session_fork(
         floor_s = min([await asyncio.to_thread(plain_copy, files, directory) for _ in range(3)])
         await _check(home, session_id, [*forks, live.id], count)
         assert early.forked_from is not None
-    wall_s = median(walls)
-    return BenchReport(
-        bench="session-fork",
-        value=wall_s,
-        unit="s",
-        floor=floor_s,
-        ratio=wall_s / floor_s,
-        wall_s=wall_s,
-        cpu_s=meter.cpu_s / repeats,
-        peak_pss_mb=meter.peak_pss_mb,
-        figures={
-            "events": count,
-            "flush_every": flush_every,
-            "backend": backend,
-            "compression": compression,
-            "sync_delay_ms": sync_delay_ms,
-            "repeats": repeats,
-            "slowest_s": max(walls),
-            "grew_mb": grew_mb,
-            "at_turn_0_s": early_s,
-            "live_s": live_s,
-        },
-    )
+    setting = {
+        "events": count,
+        "flush_every": flush_every,
+        "backend": backend,
+        "compression": compression,
+        "sync_delay_ms": sync_delay_ms,
+    }
+    return times.report("session-fork", meter, floor_s, setting, at_turn_0_s=early_s, live_s=live_s)
 
 
 async def _check(home: str, source: str, forks: list[str], count: int) -> None:

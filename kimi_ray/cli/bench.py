@@ -25,6 +25,7 @@ CheckpointFlag = Annotated[
     Literal["turn", "request", "none"],
     typer.Option("--checkpoint", help="Where agents wait for durability: at each turn's end, or before each request."),
 ]
+Forks = Annotated[int, typer.Option("--repeats", min=1, help="How many forks; the median is told.")]
 Directory = Annotated[
     str | None, typer.Option("--dir", metavar="DIR", help="On whose disk the home is made. [the temporary directory's]")
 ]
@@ -137,7 +138,7 @@ def resume(
 def fork(
     events: Events = 200_000,
     flush_every: FlushEvery = 50,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How many forks; the median is told.")] = 3,
+    repeats: Forks = 3,
     backend: Backend = "jsonl",
     compression: Compression = "none",
     sync_delay_ms: SyncDelay = 0.0,
@@ -159,7 +160,7 @@ def fork(
 def session_fork(
     events: Events = 200_000,
     flush_every: FlushEvery = 50,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How many forks; the median is told.")] = 3,
+    repeats: Forks = 3,
     backend: Backend = "jsonl",
     compression: Compression = "none",
     sync_delay_ms: SyncDelay = 0.0,
