@@ -137,8 +137,7 @@ class Owners:
         places: list[int] = []
         if not any(want.new for want in wanted):
             return []
-        taken = {name.lower(): name for name in self._unpublished.new_names()}
-        taken.update((name.lower(), name) for marker in groups for name in marker.sessions)
+        taken = self._unpublished.taken(groups)
         for index, want in enumerate(wanted):
             if refused[index] is not None or want.new is None:
                 continue

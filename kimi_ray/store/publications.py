@@ -186,8 +186,7 @@ class Publications:
                     details={"group": group},
                 )
             groups = self._unpublished.groups()
-            taken = {name.lower(): name for name in self._unpublished.new_names()}
-            taken.update((name.lower(), name) for marker in groups for name in marker.sessions)
+            taken = self._unpublished.taken(groups)
             for session_id, workspace_id in sessions.items():
                 refusal = self._owners.refusal(session_id, groups)
                 if refusal is not None:

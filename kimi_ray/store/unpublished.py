@@ -173,6 +173,12 @@ class Unpublished:
         """The ids of these sessions."""
         return list(filter(is_path_safe_id, names_in(self._fs, self._new)))
 
+    def taken(self, groups: Iterable[Marker]) -> dict[str, str]:
+        """The ids that are being made, new or in ``groups``, by how they look in small letters."""
+        taken = {name.lower(): name for name in self.new_names()}
+        taken.update((name.lower(), name) for marker in groups for name in marker.sessions)
+        return taken
+
     def _parse(self, name: str, path: str, *, grouped: bool) -> Marker:
         writer, sessions = "", {} if grouped else {name: ""}
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
