@@ -249,10 +249,19 @@ class WorkspaceRegistry:
             await self._store(registry)
 
     async def clear_leftovers(self) -> None:
-        """Remove what a process left that died while it wrote the file."""
-        if await asyncio.to_thread(self._temporaries):
-            async with self._changing():
-                pass
+        """Remove what a process left that died while it wrote the file; not while another one has its turn.
+
+        Raises:
+            StoreError: What a file call gives.
+        """
+
+        def clear() -> None:
+            with io_errors(self._home):
+                fd = self._take_turn() if self._temporaries() else None
+                if fd is not None:
+                    self._fs.close(fd)
+
+        await asyncio.to_thread(clear)
 
     @asynccontextmanager
     async def _changing(self) -> AsyncGenerator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,15 @@ async def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path) 
     left.write_text('{"version": 1, "works')
     await registry(tmp_path).clear_leftovers()
     assert not left.exists() and stored(tmp_path) == before
+
+
+async def test_a_start_neither_waits_for_a_turn_nor_takes_what_is_being_written(tmp_path: Path) -> None:
+    left = tmp_path / "workspaces.json.tmp-01M8PRM6DCD7VT8D346W3MMB0F"
+    left.write_text("half of it")
+    with open(tmp_path / "workspaces.lock", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        async with asyncio.timeout(5):
+            await registry(tmp_path).clear_leftovers()
+    assert left.exists()
+    await registry(tmp_path).clear_leftovers()
+    assert not left.exists()
