@@ -11,34 +11,28 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-from kimi_ray.errors import KimiRayError, SessionError, StoreError, ToolError
+from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
+from kimi_ray.hosts.fork_workdirs import ForkWorkdirs
 from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
 from kimi_ray.hosts.orphans import living_agents
 from kimi_ray.hosts.ports import Peer, is_lost
 from kimi_ray.hosts.quiescence import LEASE_S, active_swarm, active_turn, quiescence_lost
-from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.ids import new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.session.fork_document import fork_document
 from kimi_ray.session.fork_plan import ForkPlan, plan_fork
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
 from kimi_ray.session.refusals import no_session
-from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Document, SessionCopy, Stream
-from kimi_ray.tools.carried import fingerprint_of
-from kimi_ray.tools.workdirs import workdir_name
 
 _COPIES_AT_ONCE = 4
 _BEGINNINGS = 3
 """So often a publication is begun when the store's process is lost with it."""
 _CALL_S = 60.0
-_WORKDIRS_S = 600.0
-_PLACES = 3
-"""So many hosts are asked for directories, when one is lost after the other."""
 _RENEWALS = 4
 """So often within a lease it is renewed."""
 
@@ -238,18 +232,8 @@ class SessionForking:
         """All that living agents have appended is durable. One that has ended in between is so by its own doing."""
         for host, streams in list(standing.by_host.items()):
             peer = self._services.cluster.peer(host)
-
-            async def flush(some: list[Stream], peer: Peer = peer) -> bool:
-                try:
-                    await peer.call("flush", some, timeout_s=_CALL_S, group="store")
-                except KimiRayError as error:
-                    if error.code != "agent.not_found" and not is_lost(error.code):
-                        raise
-                    return False
-                return True
-
-            if not await flush(streams):
-                await asyncio.gather(*(flush([stream]) for stream in streams))
+            if not await _flushed(peer, streams):
+                await asyncio.gather(*(_flushed(peer, [stream]) for stream in streams))
 
     async def _plan(
         self, source: Stream, point: ForkPoint | None, standing: _Standing, live: LiveSession | None
@@ -295,7 +279,7 @@ class SessionForking:
         for earlier in range(spec.attempt):
             for again in range(_BEGINNINGS):
                 await store.discard_publication(first, _publication(spec, earlier, again))
-        workdirs = _Workdirs(self._services)
+        workdirs = ForkWorkdirs(self._services)
         begun: list[str] = []
         try:
             await self._begin(spec, workspace, begun)
@@ -357,7 +341,7 @@ class SessionForking:
             for index in range(count):
                 group.create_task(one(index))
 
-    async def _take_back(self, spec: ForkSpec, begun: list[str], workdirs: _Workdirs) -> list[ForkedSession] | None:
+    async def _take_back(self, spec: ForkSpec, begun: list[str], workdirs: ForkWorkdirs) -> list[ForkedSession] | None:
         """Undo what can be reached; gives the forks if they were published after all.
 
         What cannot be reached is hidden: the next one to open the home deletes it, and sweeps remove directories.
@@ -373,108 +357,15 @@ class SessionForking:
         return made
 
 
-class _Workdirs:
-    """The directories of forks, made before the forks are there."""
-
-    def __init__(self, services: HostServices) -> None:
-        self._services = services
-        self._place: PlaceAgent | None = None
-        self._host = ""
-
-    async def make(self, spec: ForkSpec, plan: ForkPlan) -> list[dict[str, Any]] | None:
-        """For each target what its binding says of its directory; None when it is the source's own as it is.
-
-        Raises:
-            ToolError: ``workdir.lost`` when the node of the source's directory is gone; ``workdir.*``.
-        """
-        bound: dict[str, Any] = (plan.main.bind or {}).get("workdir") or {}
-        if spec.workdir == "shared":
-            if not bound.get("prepared") or bound.get("kind") == "shared":
-                return None
-            node = bound.get("node") or plan.main.node
-            return [{**bound, **({} if node is None else {"node": node})} for _ in spec.targets]
-        if isinstance(spec.workdir, Workdir):
-            wanted, node = spec.workdir, spec.node_id
-            if wanted.kind in ("none", "shared"):
-                return [wanted.said() for _ in spec.targets]
-        else:
-            wanted = _of_the_source(spec.workdir, bound, spec)
-            node = bound.get("node") or plan.main.node
-            node = await self._living_node(node, bound, spec.node_id)
-        return await self._make(spec, wanted, node)
-
-    async def _make(self, spec: ForkSpec, wanted: Workdir, node: str | None) -> list[dict[str, Any]]:
-        services, stream = self._services, Stream(spec.targets[0], MAIN)
-        free = services.config.workspace_shared and wanted.kind != "factory"
-        self._place = PlaceAgent(stream, None, None if free else node, fingerprint_of((), wanted))
-        for again in range(_PLACES):
-            (self._host,) = await services.registry.place_agents([self._place])
-            try:
-                return await self._make_at(spec, wanted, again)
-            except KimiRayError as error:
-                if not is_lost(error.code):
-                    raise
-                if not await services.registry.report_lost(self._host) or again == _PLACES - 1:
-                    raise _maker_lost(self._host) from error  # or the caller would take its callee for lost
-            finally:
-                await asyncio.shield(services.registry.released(self._host))
-        raise AssertionError
-
-    async def _make_at(self, spec: ForkSpec, wanted: Workdir, again: int) -> list[dict[str, Any]]:
-        nonce = f"{spec.group}{spec.attempt}{again}"
-        wishes = [(wanted, workdir_name(session_id, MAIN, nonce), list(spec.leave_out)) for session_id in spec.targets]
-        peer = self._services.cluster.peer(self._host)
-        if spec.attempt or again:
-            # What a host that was lost has made is nobody's, and no sweep would take it from sessions that are there.
-            await peer.call("drop_workdirs", list(spec.targets), timeout_s=_WORKDIRS_S)
-        made: list[dict[str, Any]] = await peer.call("make_workdirs", wishes, timeout_s=_WORKDIRS_S)
-        told: dict[str, Any] = await peer.call("ping", timeout_s=_CALL_S, group="control")
-        said = wanted.said() | {"node": told["node_id"]}
-        return [said | {"prepared": one["path"], "created": one["created"]} for one in made]
-
-    async def drop(self, spec: ForkSpec) -> None:
-        """Remove what was made; when its host is lost, by another one of the node."""
-        if self._place is None:
-            return
-        registry, targets = self._services.registry, list(spec.targets)
-        try:
-            for _ in range(_PLACES):
-                try:
-                    peer = self._services.cluster.peer(self._host)
-                    await peer.call("drop_workdirs", targets, timeout_s=_WORKDIRS_S)
-                    return
-                except KimiRayError as error:
-                    if not is_lost(error.code) or not await registry.report_lost(self._host):
-                        raise
-                (self._host,) = await registry.place_agents([self._place])
-                await asyncio.shield(registry.released(self._host))
-        except KimiRayError:
-            pass  # the node's next host of agents sweeps; the failure itself is what the caller hears
-
-    async def _living_node(self, node: str | None, bound: dict[str, Any], own: str | None) -> str | None:
-        alive = [one.node_id for one in await self._services.cluster.nodes() if one.alive]
-        if node in alive:
-            return node
-        if bound.get("kind") == "shared":
-            return own if own in alive else None
-        if len(alive) == 1:
-            return alive[0]  # its id is another after each start of the cluster
-        raise ToolError(
-            f"the directory {bound.get('prepared')} was on the node {node}, which is gone",
-            code="workdir.lost",
-            hint="fork with workdir='shared' of another directory, or Workdir.copy(path)",
-            details={"path": bound.get("prepared"), "node_id": node},
-        )
-
-
-def _maker_lost(host: str) -> ToolError:
-    return ToolError(
-        f"the host {host} was lost while it made directories",
-        code="workdir.failed",
-        hint="try again; nothing was made",
-        details={"host": host},
-        retryable=True,
-    )
+async def _flushed(peer: Peer, streams: list[Stream]) -> bool:
+    """Whether all of them live there and have flushed."""
+    try:
+        await peer.call("flush", streams, timeout_s=_CALL_S, group="store")
+    except KimiRayError as error:
+        if error.code != "agent.not_found" and not is_lost(error.code):
+            raise
+        return False
+    return True
 
 
 async def _told(live: LiveSession) -> None:
@@ -484,21 +375,6 @@ async def _told(live: LiveSession) -> None:
     except KimiRayError as error:
         if error.code != "agent.not_found" and not is_lost(error.code):
             raise
-
-
-def _of_the_source(kind: str, bound: dict[str, Any], spec: ForkSpec) -> Workdir:
-    """A copy or a worktree of the directory in which the source works."""
-    if kind == "git" and bound.get("kind") == "git":
-        return Workdir.git(str(bound["path"]), str(bound.get("ref") or "HEAD"))
-    directory = bound.get("prepared") or (bound.get("path") if bound.get("kind") == "shared" else None)
-    if not directory:
-        raise ToolError(
-            f"{Stream(*spec.source)} has no working directory to make a {kind} of",
-            code="workdir.invalid",
-            hint="say which with workdir=Workdir.copy(path), or take workdir='shared'",
-            details={"workdir": kind},
-        )
-    return Workdir.copy(str(directory)) if kind == "copy" else Workdir.git(str(directory))
 
 
 def _publication(spec: ForkSpec, attempt: int, again: int) -> str:
