@@ -168,10 +168,7 @@ class JsonlReader:
     def list_logs(self, session_id: str | None) -> list[ListedLog]:
         """See ``Store.list_logs``."""
         if session_id is None:
-            before = self._unpublished.look()
-            found = self.all_logs()
-            hidden = self._unpublished.hidden_since(before)
-            return [row for row in found if row.stream.session_id not in hidden] if hidden else found
+            return self._unpublished.seen(self.all_logs, lambda row: row.stream.session_id)
         directory = self._layout.session_dir(session_id)
         if directory is None or self._unpublished.hides(session_id):
             return []
@@ -271,10 +268,7 @@ class JsonlReader:
 
     def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
-        before = self._unpublished.look()
-        found = self._documents.list()
-        hidden = self._unpublished.hidden_since(before)
-        return [document for document in found if document.session_id not in hidden] if hidden else found
+        return self._unpublished.seen(self._documents.list, lambda document: document.session_id)
 
     def read_blob(self, digest: str) -> bytes:
         """See ``Store.read_blob``."""

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_core import from_json, to_json
 
@@ -28,6 +28,8 @@ from kimi_ray.store.leftovers import TEMPORARY
 
 _PUBLISHED = ".published"
 _RECORDS_LAST_S = 3600.0
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,15 @@ class Unpublished:
             return True
         return False
 
-    def look(self) -> _Look:
-        """What is hidden before a listing; see ``hidden_since``."""
+    def seen(self, listing: Callable[[], list[R]], session_of: Callable[[R], str]) -> list[R]:
+        """What ``listing`` finds (blocking), without the sessions that nobody sees: a group is there whole or not at
+        all."""
+        before = self._look()
+        found = listing()
+        hidden = self._hidden_since(before)
+        return [one for one in found if session_of(one) not in hidden] if hidden else found
+
+    def _look(self) -> _Look:
         names = names_in(self._fs, self._groups)
         published = {name.removesuffix(_PUBLISHED) for name in names if name.endswith(_PUBLISHED)}
         return _Look(
@@ -94,9 +103,8 @@ class Unpublished:
             frozenset(published.union(names_in(self._fs, self._records))),
         )
 
-    def hidden_since(self, before: _Look) -> frozenset[str]:
-        """The session ids that a listing made since ``before`` leaves out: a group is in it whole or not at all."""
-        after = self.look()
+    def _hidden_since(self, before: _Look) -> frozenset[str]:
+        after = self._look()
         hidden: set[str] = set()
         for marker in (*before.groups.values(), *after.groups.values()):
             hidden.update(marker.sessions)

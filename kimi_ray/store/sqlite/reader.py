@@ -138,10 +138,7 @@ class SqliteReader:
         if session_id is not None:
             rows = self._listed(session_id, revision)
             return [] if rows and self._unpublished.hides(session_id) else rows
-        before = self._unpublished.look()
-        rows = self._listed(None, revision)
-        hidden = self._unpublished.hidden_since(before)
-        return [row for row in rows if row.stream.session_id not in hidden] if hidden else rows
+        return self._unpublished.seen(lambda: self._listed(None, revision), lambda row: row.stream.session_id)
 
     def _listed(self, session_id: str | None, revision: Callable[[StoredStream, Head], str]) -> list[LogSnapshot]:
         found: list[LogSnapshot] = []
@@ -227,10 +224,12 @@ class SqliteReader:
 
     def list_documents(self) -> list[Document]:
         """See ``Store.list_documents``."""
-        before = self._unpublished.look()
-        found = [document for shard in self._shards for document in _pages(shard, documents_after)]
-        hidden = self._unpublished.hidden_since(before)
-        return [document for document in found if document is not None and document.session_id not in hidden]
+
+        def stored() -> list[Document]:
+            found = [document for shard in self._shards for document in _pages(shard, documents_after)]
+            return [document for document in found if document is not None]
+
+        return self._unpublished.seen(stored, lambda document: document.session_id)
 
     def read_blob(self, digest: str) -> bytes:
         """See ``Store.read_blob``."""

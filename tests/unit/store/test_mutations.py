@@ -284,7 +284,7 @@ def claims_before_their_markers(patch: Patch) -> None:
 
 
 def unpublished_sessions_are_listed(patch: Patch) -> None:
-    patch.setattr(Unpublished, "hidden_since", lambda *_: frozenset())
+    patch.setattr(Unpublished, "_hidden_since", lambda *_: frozenset())
 
 
 def unpublished_sessions_are_read(patch: Patch) -> None:
