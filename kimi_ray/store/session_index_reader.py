@@ -19,7 +19,7 @@ from kimi_ray.store.open import ReadStore
 from kimi_ray.store.session_index import places_of
 from kimi_ray.store.session_index_answers import count, find, page
 from kimi_ray.store.session_index_file import INDEX_NAME, fact, file_uri
-from kimi_ray.store.session_index_marks import read_marks
+from kimi_ray.store.session_index_marks import Marks, read_marks
 from kimi_ray.store.session_index_mirror import INDEX_FAILURES
 from kimi_ray.store.session_index_query import SessionPage, SessionQuery, count_of, page_of
 from kimi_ray.store.session_index_rows import IndexRow, SessionSummary, row_of
@@ -41,7 +41,7 @@ class _Place:
     changed_ns: int
     size: int
     wal_bytes: int
-    marks: object
+    marks: Marks
 
 
 class SessionsReader:
@@ -109,7 +109,7 @@ class SessionsReader:
         if before is None:
             self.standing = "none"
             return None
-        marks = read_marks(self._home)
+        marks = before.marks
         if not marks.believed or is_network(RealFs().fs_type(self._home)):
             self.standing = "degraded"
             return None
@@ -129,8 +129,7 @@ class SessionsReader:
                 return None
             answer = work(connection)
         after = _place(self._home, path)
-        believed = read_marks(self._home).believed
-        if after is None or not believed or after.inode != before.inode or (still and after != before):
+        if after is None or not after.marks.believed or after.inode != before.inode or (still and after != before):
             self.standing = "degraded"
             return None
         self.standing = "ready"
