@@ -30,7 +30,7 @@ _MAX_SEED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The workspace of forks, of which their source must be too."""
+    """The workspace that forks come into."""
 
     workspace_id: str
     path: str
@@ -203,7 +203,6 @@ def fork_spec(
         targets=targets,
         at=at,
         turn_index=turn_index,
-        workspaces=None if home is None else (home.workspace_id,),
         workspace_id=None if home is None else home.workspace_id,
         cwd=None if home is None else home.path,
         title=checked_title(title),

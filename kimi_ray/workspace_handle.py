@@ -395,6 +395,7 @@ class Workspace:
     ) -> list[Session]:
         runtime = self._runtime
         runtime.forks.check_open()
+        spec = replace(spec, workspaces=await self._ids())
         source = runtime.known_main(spec.source.session_id)
         known = {} if source is None else {source.model.name: source.model}
         if tools is None and source is not None:

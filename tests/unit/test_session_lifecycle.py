@@ -180,6 +180,7 @@ async def test_a_workspace_under_another_spelling_is_the_same(tmp_path: Path, mo
         work, other = runtime.workspace(tmp_path / "work"), runtime.workspace(tmp_path / "Work")
         await (await other.create_session("s1", model=model, profile="bare")).close()
         assert await code_of(work.archive("s1")) == "session.not_found"
+        assert await code_of(work.fork("s1", model=model)) == "session.not_found"
 
         async def aliased(workspace_id: str) -> WorkspaceEntry:
             return WorkspaceEntry(
@@ -188,6 +189,8 @@ async def test_a_workspace_under_another_spelling_is_the_same(tmp_path: Path, mo
 
         monkeypatch.setattr(runtime.workspaces, "get", aliased)
         assert (await work.archive("s1")).archived and not (await work.restore("s1")).archived
+        fork = await work.fork("s1", model=model)
+        assert (await fork.metadata())["workspace_id"] == work.id
         await work.delete("s1")
 
 
