@@ -11,8 +11,13 @@ The seam (``seam.py``) says what every backend promises; ``tests/conformance/sto
   ``recovery`` (first touch), ``forking``, ``survey`` over ``turns``, ``surviving`` and ``verify``;
 - the other backend: ``sqlite``, a package of its own; ``backend`` and ``reader`` choose by name, and ``sessions_held``,
   ``named_locks``, ``admission``, ``refusals``, ``stream_table`` are what both share;
-- for readers: ``open.open_store``;
-- under all of it: ``fs``, the only module that touches files, and ``faults``, which breaks them for tests.
+- sessions that nobody sees before they are whole: ``publications`` over ``unpublished`` (the markers); a backend makes
+  and deletes them (``session_files``, ``sqlite.session_rows``);
+- over all documents: ``session_index``, a cache that is made anew when it is lost (its file, its queue and when to
+  believe it are in modules beside it), and ``workspace_registry``;
+- for readers: ``open.open_store``, and ``session_index_reader`` for the index;
+- under all of it: ``fs``, through which every file of the plain store is touched, and ``faults``, which breaks them for
+  tests. Databases, and the index with its marks, are files that SQLite or the kernel's locks need as they are.
 
 What may enter: code that makes events durable or reads them back. It treats an event as bytes.
 """

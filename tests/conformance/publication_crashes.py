@@ -227,12 +227,10 @@ class Makings:
     async def _take_back(self, store: Any, asked: Asked, session_id: str) -> None:
         if asked.together:
             await store.discard_publication("g")
-            if await store.read_document(session_id) is None:
-                asked.undone.add(session_id)
         else:
             await store.close_session(session_id, "n")
-            if await store.read_document(session_id) is None:
-                asked.undone.add(session_id)
+        if await store.read_document(session_id) is None:
+            asked.undone.add(session_id)
 
     @staticmethod
     def left_of(disk: Disk, session_id: str, *, reserved: bool) -> list[str]:
