@@ -25,6 +25,11 @@ HEADER_INLINE_BYTES = 512
 class Durable(Protocol):
     """The write controller as the agent sees it."""
 
+    @property
+    def durable_seq(self) -> int:
+        """Every event below it is durable."""
+        ...
+
     def attach_blob(self, digest: str, data: bytes) -> None:
         """Hand in a blob that the next flush covers."""
         ...
@@ -77,7 +82,7 @@ class Journal:
     @property
     def durable_seq(self) -> int:
         """Every event below it is durable."""
-        return min(self.log.next_seq, getattr(self.durable, "durable_seq", self.log.next_seq))
+        return self.durable.durable_seq
 
     async def flush(self) -> None:
         """Wait until all of it is durable; the time spent adds to ``store_wait_ms``.

@@ -32,7 +32,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self.durable = 0
+        self.durable_seq = 0
         self.flushes: list[int] = []
         self.blobs: dict[str, bytes] = {}
         self.error: KimiRayError | None = None
@@ -53,8 +53,8 @@ class MemoryStore:
         await self.disk.wait()
         if self.error is not None:
             raise self.error
-        self.durable = len(self.lines)
-        self.flushes.append(self.durable)
+        self.durable_seq = len(self.lines)
+        self.flushes.append(self.durable_seq)
 
     async def wait_for_room(self) -> None:
         await self.room.wait()

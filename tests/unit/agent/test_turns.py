@@ -74,7 +74,7 @@ async def test_a_turn_without_tools_has_these_events_in_this_order() -> None:
     assert outcome.result.text == "hello"
     assert outcome.result.turn == 0
     assert outcome.seq == len(bench.events)
-    assert bench.store.durable == len(bench.store.lines)
+    assert bench.store.durable_seq == len(bench.store.lines)
     assert outcome.totals.usage.output > 0
 
 
@@ -85,7 +85,7 @@ async def test_a_tool_call_is_durable_before_its_body_runs() -> None:
     bench.submit("go")
     async with asyncio.timeout(5):
         await probe.started.wait()
-    stored = bench.types[: bench.store.durable]
+    stored = bench.types[: bench.store.durable_seq]
     assert stored[-1] == "tool/call"
     probe.release.set()
     outcome = await bench.result()
