@@ -24,7 +24,6 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.store.directories import Directories
 from kimi_ray.store.fs import (
     Fs,
-    exists,
     io_error,
     io_errors,
     is_locked,
@@ -194,16 +193,14 @@ class Owners:
 
     def forget(self, session_ids: Iterable[str]) -> None:
         """Remove the owner files of sessions that came to nothing, where no living process has them; durable."""
-        gone = [name for name in session_ids if exists(self._fs, self._layout.owner_file(name))]
-        if not gone:
-            return
         with self._claim_lock(), io_errors(self._layout.owners):
-            for session_id in gone:
+            for session_id in session_ids:
                 owner = self.read(session_id)
                 held = session_id in self.held
                 if not held and (owner is None or owner.writer == self.writer or not self.lives(owner.writer)):
                     with contextlib.suppress(FileNotFoundError):
                         self._fs.unlink(self._layout.owner_file(session_id))
+            # What a dead process removed may not be durable yet, so it is synced in any case.
             self._directories.sync(self._layout.owners)
 
     def prune(self, directories: Iterable[str]) -> None:

@@ -39,6 +39,15 @@ def test_a_rollback_that_is_cut_short_is_finished_by_the_next(loop: SimulatedLoo
         makings.try_cut(left, 7, left % 11, 8)
 
 
+def test_what_a_dead_process_had_begun_to_remove_does_not_come_back(loop: SimulatedLoop) -> None:
+    """Its last unlinks were page cache; the next process finds nothing to remove, and then the power is cut."""
+    makings = Makings(loop, next(making for making in MAKINGS if making.name == "give up"), "zstd")
+    calls = makings.calls()
+    for left in range(calls - 6, calls + 1):
+        for recovery in (9, 12, 15):
+            makings.try_cut(left, None, recovery, 315801951)
+
+
 @EVERY
 def test_a_maker_that_meets_a_failing_call_takes_everything_back(loop: SimulatedLoop, making: Making) -> None:
     makings = Makings(loop, making, "none")
