@@ -515,8 +515,9 @@ class LiveSession:
         results += await asyncio.gather(
             *(self._close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
         )
-        if force or not any(isinstance(result, BaseException) for result in results):
-            results += await asyncio.gather(self.recovery.forget_all(), return_exceptions=True)
+        if not force:
+            _raise_first(results)  # the claim is kept with what is not durable: closing again goes on
+        results += await asyncio.gather(self.recovery.forget_all(), return_exceptions=True)
         results += await asyncio.gather(self.document.close(), return_exceptions=True)
         results += await asyncio.gather(
             self.services.store.close_session(self.id, self.spec.nonce), return_exceptions=True

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import KimiRayError, StoreError
+from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.events import parse_event, parse_header
 from kimi_ray.log import EventLog
 from kimi_ray.session_handle import Session
@@ -268,3 +268,36 @@ async def test_a_real_disk_that_is_read_only_for_a_while(mount: Path) -> None:
     ok(await store.append([notes(0, 3)], sync=True))
     await store.close()
     assert (await open_store(home).verify(MAIN)).ok
+
+
+async def test_a_close_that_cannot_make_a_log_durable_names_it_and_can_be_done_again(tmp_path: Path) -> None:
+    async with agent(tmp_path, store_timeout_s=1.0) as (session, stage, disk):
+        stage.gate.clear()
+        await session.main.submit("second")
+        await stage.until_running(1)
+        disk.fail(FAULTS["failing writes"][0])
+        for _ in range(2):
+            with pytest.raises(SessionError) as caught:
+                await session.close()
+            assert caught.value.code == "session.close_failed"
+            assert caught.value.details["streams"] == [f"{session.id}/main"]
+            check_told(caught.value.details["first"], "store.io_failed", "EIO", tmp_path)
+        disk.mend()
+        await session.close()
+    await whole(tmp_path / "home", session.id)
+    lines = await all_lines(open_store(tmp_path / "home"), Stream(session.id, "main"))
+    assert [event.type for line in lines if (event := parse_event(line)).type == "turn/end"] == ["turn/end"] * 2
+
+
+async def test_a_runtime_that_is_closed_on_a_failing_disk_lets_the_session_go(tmp_path: Path) -> None:
+    with pytest.raises(KimiRayError) as caught:
+        async with agent(tmp_path, store_timeout_s=1.0) as (session, stage, disk):
+            stage.gate.clear()
+            await session.main.submit("second")
+            await stage.until_running(1)
+            disk.fail(FAULTS["failing writes"][0])
+    assert caught.value.code == "session.close_failed"
+    disk.mend()
+    async with running(tmp_path) as (runtime, _, model):
+        again = await runtime.workspace(tmp_path / "work").resume(session.id, model=model)
+        assert (await (await again.main.submit("third")).result(20)).state == "completed"
