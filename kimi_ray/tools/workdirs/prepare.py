@@ -134,7 +134,8 @@ async def check_workdir(prepared_path: str) -> None:
         raise ToolError(
             f"the working directory {prepared_path} is gone",
             code="workdir.lost",
-            hint="it was lost with its node or removed; run again from the start",
+            hint="a private directory goes with its rollout (keep_workdirs=True, --keep-workdirs keeps it), its session or"
+            " its node: run again from the start, or fork the agent with another workdir",
             details={"path": prepared_path},
             retryable=True,
         )
