@@ -30,7 +30,7 @@ from kimi_ray.store.sqlite.beside import Onlooker
 from kimi_ray.store.sqlite.catalogue import StoredSession, StoredStream, refuse_removed, require_stream
 from kimi_ray.store.sqlite.connections import check_library
 from kimi_ray.store.sqlite.database_file import DatabaseFile
-from kimi_ray.store.sqlite.listing import documents_after, lost_logs, streams_after
+from kimi_ray.store.sqlite.listing import ListPage, documents_after, lost_documents, lost_logs, streams_after
 from kimi_ray.store.sqlite.paging import read_page, rows_from
 from kimi_ray.store.sqlite.schema import Head
 from kimi_ray.store.sqlite.session_rows import has_document
@@ -226,8 +226,11 @@ class SqliteReader:
         """See ``Store.list_documents``."""
 
         def stored() -> list[Document]:
-            found = [document for shard in self._shards for document in _pages(shard, documents_after)]
-            return [document for document in found if document is not None]
+            found: list[Document] = []
+            for shard in self._shards:
+                found.extend(document for document in _pages(shard, documents_after) if document is not None)
+                found.extend(_read(shard, lost_documents, []))
+            return found
 
         return self._unpublished.seen(stored, lambda document: document.session_id)
 
@@ -250,13 +253,14 @@ def _read(shard: ShardReads, work: Callable[[Connection, str], T], nothing: T) -
     return shard.read(lambda connection: nothing if connection is None else work(connection, shard.file.path))
 
 
-def _pages(shard: ShardReads, page_after: Callable[[Connection, str, int], list[tuple[int, T]]]) -> Iterator[T]:
-    """The items of all pages; each page is a read transaction, and begins after the key of the last item."""
-    after = 0
-    nothing: list[tuple[int, T]] = []
-    while page := _read(shard, lambda c, file, after=after: page_after(c, file, after), nothing):
-        yield from (item for _, item in page)
-        after = page[-1][0]
+def _pages(shard: ShardReads, page_after: Callable[[Connection, str, int], ListPage[T]]) -> Iterator[T]:
+    """The items of all pages; each page is a read transaction."""
+    after: int | None = 0
+    nothing: ListPage[T] = ListPage([], None)
+    while after is not None:
+        page = _read(shard, lambda c, file, after=after: page_after(c, file, after), nothing)
+        yield from page.items
+        after = page.after
 
 
 def _some_rows(

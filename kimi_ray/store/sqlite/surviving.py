@@ -93,7 +93,7 @@ def _rows(
         try:
             with contextlib.closing(connection.execute(_SELECT, (at, end, limit + 1))) as cursor:
                 for row in cursor:
-                    at = row[0] + 1
+                    at = max(at, row[0]) + 1  # a damaged tree may have rows out of their order
                     yield row
             return
         except FAILURES as error:

@@ -134,8 +134,8 @@ async def check_workdir(prepared_path: str) -> None:
         raise ToolError(
             f"the working directory {prepared_path} is gone",
             code="workdir.lost",
-            hint="a private directory goes with its rollout (keep_workdirs=True, --keep-workdirs keeps it), its session or"
-            " its node: run again from the start, or fork the agent with another workdir",
+            hint="a private directory goes with its rollout (keep_workdirs=True, --keep-workdirs keeps it), its session"
+            " or its node: run again from the start, or fork the agent with another workdir",
             details={"path": prepared_path},
             retryable=True,
         )
