@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import Field, ValidationError
 
 from kimi_ray.errors import ConfigError
-from kimi_ray.settings import Checkpoint, Durability, Isolation, Settings
+from kimi_ray.settings import (
+    Checkpoint,
+    Durability,
+    HookSettings,
+    Isolation,
+    McpServer,
+    PermissionModeName,
+    PermissionRule,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from kimi_ray.llm.models import ModelSettings
@@ -111,6 +120,28 @@ class RuntimeConfig(Settings):
         default_factory=dict, repr=False, description="`[models.X]` tables: how to reach model X."
     )
     features: tuple[str, ...] = Field(default=(), description="Features to load, `package.module:Class`.")
+    hooks: tuple[HookSettings, ...] = Field(default=(), description="`[[hooks]]` tables: commands told of events.")
+    permission_mode: PermissionModeName = Field(
+        default="auto",
+        description="Which tool calls run unasked: `auto` and `yolo` all that no rule forbids, `manual` those that only"
+        " look, and the others when somebody agrees.",
+    )
+    permissions: tuple[PermissionRule, ...] = Field(
+        default=(), description="`[[permissions]]` tables: what is allowed, asked about and denied."
+    )
+    permission_wait_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Longest wait for an answer to a question, seconds; 0: the call is denied.",
+    )
+    mcp_servers: dict[str, McpServer] = Field(
+        default_factory=dict, repr=False, description="`[mcp_servers.X]` tables: servers whose tools agents may have."
+    )
+    max_background_tasks: int = Field(default=8, ge=1, description="Background tasks of one agent at once.")
+    subagent_timeout_s: float = Field(
+        default=7200.0, ge=0, description="Longest run of a subagent that a model started, seconds; 0: no bound."
+    )
+    max_delegation_depth: int = Field(default=4, ge=0, description="How deep agents may start agents.")
     fs_spec: str | None = Field(default=None, description="Fault injection of the file system, for tests.")
 
     def runtime_fingerprint(self) -> dict[str, Any]:

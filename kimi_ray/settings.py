@@ -18,6 +18,29 @@ Durability = Literal["disk", "os", "none"]
 Checkpoint = Literal["request", "turn", "none"]
 Isolation = Literal["shared", "dedicated"]
 OnInterrupt = Literal["fail", "continue"]
+PermissionModeName = Literal["manual", "auto", "yolo"]
+HookEvent = Literal[
+    "UserPromptSubmit",
+    "UserPromptQueued",
+    "PreToolUse",
+    "PostToolUse",
+    "PostToolUseFailure",
+    "PermissionRequest",
+    "PermissionResult",
+    "TurnStarted",
+    "Stop",
+    "StopFailure",
+    "Interrupt",
+    "SessionStart",
+    "SessionEnd",
+    "SessionHeartbeat",
+    "SubagentStart",
+    "SubagentStop",
+    "TaskStarted",
+    "PreCompact",
+    "PostCompact",
+    "Notification",
+]
 
 
 class Settings(BaseModel):
@@ -119,6 +142,51 @@ class Profile(Settings):
     sampling: Sampling | None = None
     limits: Limits | None = None
     description: str = ""
+    subagents: tuple[str, ...] | None = None
+    """Profiles that its ``Agent`` and ``AgentSwarm`` tools may start; ``*`` is any, None and () are none."""
+
+
+class HookSettings(Settings):
+    """One ``[[hooks]]`` table: a command that is told of an event, and of some may forbid what is about to happen."""
+
+    event: HookEvent
+    command: str = Field(min_length=1)
+    """For the shell; JSON comes on its stdin, exit 2 blocks."""
+    matcher: str = ""
+    """A regular expression searched in the event's matcher value; empty matches all."""
+    timeout_s: float = Field(default=30.0, gt=0, le=600)
+    cwd: str | None = None
+    """Where it runs; None is the agent's working directory."""
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class PermissionRule(Settings):
+    """One ``[[permissions]]`` table. The first rule of the strictest decision that matches a call decides."""
+
+    tool: str = Field(min_length=1)
+    """``Name`` or ``Name(pattern)``: globs over the tool's name and over what the call is about."""
+    decision: Literal["allow", "ask", "deny"]
+
+
+class McpServer(Settings):
+    """One ``[mcp_servers.X]`` table: a server of the Model Context Protocol, started or reached once a session."""
+
+    command: tuple[str, ...] | None = None
+    """What to start; it speaks over its stdin and stdout."""
+    url: str | None = None
+    """Where it is reached (streamable HTTP), in place of a command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    tools: tuple[str, ...] | None = None
+    """Which of its tools are offered; None is all."""
+    connect_timeout_s: float = Field(default=30.0, gt=0)
+    call_timeout_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.command is None) == (self.url is None) or self.command == ():
+            raise ValueError("an MCP server needs a command or a url, and not both")
+        return self
 
 
 class Workdir(Settings):

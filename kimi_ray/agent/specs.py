@@ -11,7 +11,17 @@ from typing import Any
 
 from kimi_ray.errors import AgentError, error_from_data
 from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.settings import Limits, OnInterrupt, Profile, PromptState, Sampling, Settings, Usage, Workdir
+from kimi_ray.settings import (
+    Limits,
+    OnInterrupt,
+    PermissionModeName,
+    Profile,
+    PromptState,
+    Sampling,
+    Settings,
+    Usage,
+    Workdir,
+)
 from kimi_ray.store.seam import Stream
 from kimi_ray.tools.contract import Tool
 
@@ -45,6 +55,8 @@ class AgentSpec:
     model_as_stored: bool = False
     """The model is the one that a stored log was thought to name: where it names another (``profile/model``), the agent
     does not come to life and ``agent.model_needed`` {model} says which."""
+    permission_mode: PermissionModeName | None = None
+    """None is what its log says last, else the setting ``permission_mode``."""
     claim: str | None = None
     """The nonce of the session's claim on whose behalf this is asked; when another claim is in force: refused."""
 

@@ -28,6 +28,7 @@ from kimi_ray.hosts.agent_services import (
 )
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.draining import Leavers
+from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.hosts.host_scopes import HostScopes
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
@@ -88,10 +89,12 @@ class AgentHost:
         self.name = name
         self._cluster = cluster
         self._config = config
+        features = load_features(config)
         self._app = assemble(
-            [AppServices(), SessionServices(), AgentServices()], {RuntimeConfig: config, Cluster: cluster}
+            [AppServices(), SessionServices(), AgentServices(), *features.services()],
+            {RuntimeConfig: config, Cluster: cluster, Features: features},
         )
-        self._scopes = HostScopes(self._app)
+        self._scopes = HostScopes(self._app, features)
         self._agents: dict[Stream, LiveAgent] = {}
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
         self._burials: dict[Stream, asyncio.Task[Any]] = {}

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dishka import Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
+from dishka import AsyncContainer, Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
 from kimi_ray.agent.fold import AgentFold
 from kimi_ray.agent.journal import Journal
@@ -24,10 +24,12 @@ from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec, Outcome
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import ToolError
+from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.prepared_logs import Preparation
 from kimi_ray.hosts.steady_calls import StoreCalls
@@ -155,6 +157,7 @@ class AppServices(Provider):
 
     config = from_context(RuntimeConfig, scope=LifecycleScope.APP)
     cluster = from_context(Cluster, scope=LifecycleScope.APP)
+    features = from_context(Features, scope=LifecycleScope.APP)
 
     @provide
     async def models(self) -> AsyncIterator[ModelPool]:
@@ -258,9 +261,18 @@ class AgentServices(Provider):
         await environment.close()
 
     @provide
-    def tools(self, spec: AgentSpec) -> list[Tool]:
-        """The agent's tools: the profile's names, among the built-in ones and the user's."""
-        return select_tools(spec.profile.tools, spec.user_tools)
+    def slots(self) -> AgentSlots:
+        """Where others have a say."""
+        return AgentSlots()
+
+    @provide
+    async def tools(self, spec: AgentSpec, features: Features, container: AsyncContainer) -> list[Tool]:
+        """The agent's tools: the profile's names, among the built-in ones, those of features and the user's."""
+        offered = await features.tools_for(container, spec.profile.tools)
+        own = {tool.name: tool for tool in spec.user_tools}
+        offered = [tool for tool in offered if tool.name not in own]
+        names = features.without_patterns(spec.profile.tools, offered)
+        return select_tools(names, [*offered, *spec.user_tools])
 
     @provide
     def provider(self, spec: AgentSpec, pool: ModelPool) -> ChatProvider:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from dishka import AsyncContainer
 
 from kimi_ray.hosts.agent_services import SessionView
+from kimi_ray.hosts.features import Features
 from kimi_ray.store.seam import Stream
 
 
@@ -17,10 +19,12 @@ class HostScopes:
 
     Args:
         app: The host's own container.
+        features: What is built with each scope.
     """
 
-    def __init__(self, app: AsyncContainer) -> None:
+    def __init__(self, app: AsyncContainer, features: Features) -> None:
         self._app = app
+        self._features = features
         self._sessions: dict[str, asyncio.Future[AsyncContainer]] = {}
         self._agents = Counter[str]()
         self._scopes: dict[Stream, AsyncContainer] = {}
@@ -35,12 +39,13 @@ class HostScopes:
         session_id = stream.session_id
         opening = self._sessions.get(session_id)
         if opening is None:
-            view = {SessionView: SessionView(session_id)}
-            opening = self._sessions[session_id] = asyncio.ensure_future(self._app(context=view).__aenter__())
+            opening = self._sessions[session_id] = asyncio.ensure_future(self._open_session(session_id))
         self._agents[session_id] += 1
         try:
             session = await asyncio.shield(opening)
-            scope = self._scopes[stream] = await session(context=context).__aenter__()
+            scope = await session(context=context).__aenter__()
+            await self._begin(scope, self._features.on_agent())
+            self._scopes[stream] = scope
         except BaseException:
             await self._let_go(session_id)
             raise
@@ -60,6 +65,20 @@ class HostScopes:
         """Close all, agents first."""
         for stream in list(self._scopes):
             await self.leave(stream)
+
+    async def _open_session(self, session_id: str) -> AsyncContainer:
+        scope = await self._app(context={SessionView: SessionView(session_id)}).__aenter__()
+        await self._begin(scope, self._features.on_session())
+        return scope
+
+    async def _begin(self, scope: AsyncContainer, services: Sequence[type]) -> None:
+        """Build what is built with a scope; the first that fails takes the scope with it."""
+        try:
+            for service in services:
+                await scope.get(service)
+        except BaseException:
+            await scope.close()
+            raise
 
     async def _let_go(self, session_id: str) -> None:
         self._agents[session_id] -= 1

@@ -1,8 +1,11 @@
-"""Lifetimes: the App, Session and Agent scopes on dishka containers.
+"""Lifetimes: the App, Session and Agent scopes on dishka containers; Features and the slots they put handlers into.
 
-What may enter: what a scope is and how containers are built. What may not: any particular service.
+What may enter: what a scope is, how containers are built, what a Feature may contribute. What may not: any particular
+service.
 """
 
+from kimi_ray.scopes.feature import Feature
+from kimi_ray.scopes.hook_slot import HookSlot
 from kimi_ray.scopes.lifecycle import LifecycleScope, assemble
 
-__all__ = ["LifecycleScope", "assemble"]
+__all__ = ["Feature", "HookSlot", "LifecycleScope", "assemble"]

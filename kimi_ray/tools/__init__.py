@@ -14,6 +14,7 @@ from kimi_ray.tools.contract import (
     Tool,
     ToolContext,
     ToolOutput,
+    ToolSource,
 )
 from kimi_ray.tools.function import FunctionTool, as_tool, load_tool, tool
 from kimi_ray.tools.local import LocalEnvironment
@@ -37,6 +38,7 @@ __all__ = [
     "Tool",
     "ToolContext",
     "ToolOutput",
+    "ToolSource",
     "as_tool",
     "builtin_tools",
     "check_workdir",

@@ -195,3 +195,15 @@ class Tool(Protocol):
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
         """Do it. A raised ``ToolError`` becomes an error result; any other exception ``tool.user_code``."""
         ...
+
+
+class ToolSource(Protocol):
+    """Offers tools whose names are known only once it is asked: those of a server, for one."""
+
+    async def tools(self, names: Sequence[str]) -> list[Tool]:
+        """The tools that these names mean (a name, or a pattern with ``*``); what means none of its own is ignored.
+
+        Raises:
+            ToolError: nothing can be offered, and the agent is not to live without it.
+        """
+        ...

@@ -1,0 +1,12 @@
+"""Capabilities that stand on the seams alone, each a Feature: what any package could have brought.
+
+What may enter: a class that subclasses ``kimi_ray.scopes.Feature``, with its services, tools and handlers, in a module
+or folder of its own. What may not: knowledge of hosts, of Ray, or of another Feature.
+"""
+
+from kimi_ray.scopes import Feature
+
+BUILTIN: tuple[type[Feature], ...] = ()
+"""The Features of every runtime, in the order in which their handlers come."""
+
+__all__ = ["BUILTIN"]
