@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Literal
 
 from kimi_ray.agent.fold import AgentFold
@@ -46,6 +48,7 @@ class LimitMeter:
         self._base_wall_ms = fold.sums.wall_ms
         self._base_working_ms = fold.sums.model_ms + fold.sums.tools_ms
         self._working_s = 0.0
+        self._work_began = self._rested_s = 0.0
         self._turn_began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._phase_timer: asyncio.TimerHandle | None = None
@@ -134,21 +137,40 @@ class LimitMeter:
 
     def start_work(self, signal: TurnSignal) -> float:
         """Working time begins (a request, tools); returns the monotonic start."""
-        began = time.monotonic()
-        if self.limits.working_time_s is not None:
-            left = self.limits.working_time_s - self._base_working_ms / 1000 - self._working_s
-            error = limit_error("working_time_s", self.limits.working_time_s, self.limits.working_time_s)
-            loop = asyncio.get_running_loop()
-            self._phase_timer = loop.call_later(max(0.0, left), lambda: signal.stop("limit", limit=error))
-        return began
+        self._rested_s = 0.0
+        self._work_began = time.monotonic()
+        self._arm(signal, 0.0)
+        return self._work_began
+
+    @contextmanager
+    def resting(self, signal: TurnSignal) -> Generator[None]:
+        """Waiting inside working time that is no work: for the limiter, for another attempt."""
+        since = time.monotonic()
+        self._disarm()
+        try:
+            yield
+        finally:
+            self._arm(signal, since - self._work_began - self._rested_s)
+            self._rested_s += time.monotonic() - since
 
     def end_work(self, began: float | None = None) -> int:
-        """Working time pauses; returns the milliseconds since ``began``."""
+        """Working time pauses; returns the milliseconds of work since ``began``."""
+        self._disarm()
+        if began is None:
+            return 0
+        spent = time.monotonic() - began - self._rested_s
+        self._working_s += spent
+        return round(spent * 1000)
+
+    def _arm(self, signal: TurnSignal, spent_s: float) -> None:
+        limit = self.limits.working_time_s
+        if limit is not None:
+            left = limit - self._base_working_ms / 1000 - self._working_s - spent_s
+            error = limit_error("working_time_s", limit, limit)
+            loop = asyncio.get_running_loop()
+            self._phase_timer = loop.call_later(max(0.0, left), lambda: signal.stop("limit", limit=error))
+
+    def _disarm(self) -> None:
         if self._phase_timer is not None:
             self._phase_timer.cancel()
             self._phase_timer = None
-        if began is None:
-            return 0
-        spent = time.monotonic() - began
-        self._working_s += spent
-        return round(spent * 1000)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.errors import ProviderError, StoreError
 from kimi_ray.ids import new_message_id
@@ -20,6 +22,7 @@ from kimi_ray.llm.assemble import Assembled, Assembler
 from kimi_ray.llm.chat import ChatProvider, ChatRequest, Chunk, ReasoningDelta, TextDelta, ToolCallDelta
 from kimi_ray.llm.faults import answer_fault
 from kimi_ray.llm.retry import RetryPolicy
+from kimi_ray.llm.slots import slots_of
 
 COALESCED_CHUNK_BYTES = 4 << 10
 COALESCED_CHUNK_S = 0.5
@@ -76,21 +79,24 @@ class Requester:
         journal: Where everything is written.
         jitter_seed: For the jitter of retries.
         progress: Told of every sign of life.
+        meter: Told of waiting that is no work.
     """
 
-    def __init__(self, journal: Journal, jitter_seed: str, progress: Progress) -> None:
+    def __init__(self, journal: Journal, jitter_seed: str, progress: Progress, meter: LimitMeter) -> None:
         self._journal = journal
         self._jitter_seed = jitter_seed
         self._rng: random.Random | None = None
         self._progress = progress
+        self._meter = meter
         self._used_call_ids: set[str] | None = None
 
     async def ask(self, request: ChatRequest, route: ModelRoute, signal: TurnSignal) -> Answer:
         """Ask until an answer is complete, the attempts are used up, or the turn is stopped.
 
-        1. The provider streams; chunks are recorded as the model's settings say.
-        2. The attempt's ``llm/response`` and, when complete, the ``assistant/message`` are appended.
-        3. A retryable failure waits (``llm/retry`` first) and asks again with the same request.
+        1. The attempt waits for a place at the server, where places are counted.
+        2. The provider streams; chunks are recorded as the model's settings say.
+        3. The attempt's ``llm/response`` and, when complete, the ``assistant/message`` are appended.
+        4. A retryable failure waits (``llm/retry`` first) and asks again with the same request.
 
         Raises:
             ProviderError: the last attempt's.
@@ -100,9 +106,10 @@ class Requester:
         attempt = 0
         while True:
             attempt += 1
-            run = _Attempt(request, route, attempt)
+            place, waited_ms = await self._place(route, signal)
+            run = _Attempt(request, route, attempt, waited_ms)
             try:
-                with signal.interruptible():
+                with place, signal.interruptible():
                     answer = await self._stream(run)
                 fault = answer_fault(empty=answer.empty, finish=answer.finish, raw_finish=answer.raw_finish)
                 if fault is not None:
@@ -127,7 +134,7 @@ class Requester:
                 )
                 self._progress.retries += 1
                 self._progress.enter("retry")
-                with signal.interruptible():
+                with self._meter.resting(signal), signal.interruptible():
                     await asyncio.sleep(delay_ms / 1000)
                 self._progress.enter("model")
                 continue
@@ -139,6 +146,23 @@ class Requester:
                     self._keep_partial(run)
                 raise
             return self._complete(run, answer)
+
+    async def _place(
+        self, route: ModelRoute, signal: TurnSignal
+    ) -> tuple[AbstractContextManager[object], int | None]:
+        """A place at the model's server and the milliseconds it took to get it (None: nobody counts places)."""
+        slots = slots_of(route.provider)
+        if slots is None:
+            return nullcontext(), None
+        place = slots.take_now()
+        if place is not None:
+            return place, 0
+        began = time.monotonic()
+        self._progress.enter("limiter")
+        with self._meter.resting(signal), signal.interruptible():
+            place = await slots.take()
+        self._progress.enter("model")
+        return place, round((time.monotonic() - began) * 1000)
 
     async def _stream(self, run: _Attempt) -> Assembled:
         recorder = _ChunkRecorder(self._journal, run)
@@ -204,6 +228,8 @@ class Requester:
         request, meta = run.request, run.assembler.meta
         now = time.monotonic()
         timing: dict[str, Any] = {"total_ms": round((now - run.began) * 1000)}
+        if run.limiter_ms is not None:
+            timing["limiter_ms"] = run.limiter_ms
         if meta.connect_ms is not None:
             timing["connect_ms"] = meta.connect_ms
         if run.first_token is not None:
@@ -230,9 +256,10 @@ class Requester:
 
 
 class _Attempt:
-    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "request", "route")
+    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "limiter_ms", "request", "route")
 
-    def __init__(self, request: ChatRequest, route: ModelRoute, attempt: int) -> None:
+    def __init__(self, request: ChatRequest, route: ModelRoute, attempt: int, limiter_ms: int | None) -> None:
+        self.limiter_ms = limiter_ms
         self.request = request
         self.route = route
         self.attempt = attempt

@@ -292,9 +292,9 @@ class AgentServices(Provider):
         return meter
 
     @provide
-    def requester(self, spec: AgentSpec, journal: Journal, progress: Progress) -> Requester:
+    def requester(self, spec: AgentSpec, journal: Journal, progress: Progress, meter: LimitMeter) -> Requester:
         """Asks the model."""
-        return Requester(journal, spec.nonce, progress)
+        return Requester(journal, spec.nonce, progress, meter)
 
     @provide
     def tool_runs(

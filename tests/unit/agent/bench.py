@@ -113,7 +113,7 @@ class AgentBench:
         )
         loop = TurnLoop(
             self.journal,
-            Requester(self.journal, "seed", progress),
+            Requester(self.journal, "seed", progress, meter),
             runs,
             meter,
             checkpoint,
