@@ -172,6 +172,8 @@ class ChildStarting:
     agent_id: str
     profile: str
     prompt: str
+    first: bool = True
+    """Whether it is its first prompt: False for a child that is resumed."""
     before: list[str] = field(default_factory=list[str])
 
 
