@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kimi_ray.app import SessionSummary, summary_of
-from kimi_ray.courier import Courier
 from kimi_ray.errors import ConfigError, KimiRayError
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.fork_words import MAX_FORKS, ForkedSession, ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
-from kimi_ray.courier import Courier, Entry, Route
 from kimi_ray.errors import AgentError
 from kimi_ray.events import SessionEvent
+from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.live_session import MAIN, turn_reason
 from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec
 from kimi_ray.ids import is_path_safe_id, new_message_id

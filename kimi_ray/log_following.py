@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from kimi_ray.courier import Courier
 from kimi_ray.errors import KimiRayError, LogError
 from kimi_ray.events import SessionEvent, parse_event
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import EventPage
 from kimi_ray.store.seam import Stream

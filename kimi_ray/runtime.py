@@ -10,11 +10,11 @@ from typing import Any
 
 from kimi_ray.app import SessionList, SessionSummary, WorkspaceList, checked_workspace
 from kimi_ray.config import RuntimeConfig, load_config, load_models
-from kimi_ray.courier import Courier
 from kimi_ray.errors import ConfigError, RuntimeFault, SessionError, StoreError
 from kimi_ray.forks import Forks
 from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding

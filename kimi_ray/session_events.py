@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kimi_ray.courier import Courier
 from kimi_ray.errors import AgentError, ConfigError, SessionError
 from kimi_ray.events import CORE, SessionEvent
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.ids import agent_number
 from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log
 from kimi_ray.store.seam import Stream

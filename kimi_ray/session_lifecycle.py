@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from kimi_ray.app import SessionSummary, summary_of
-from kimi_ray.courier import Courier
 from kimi_ray.errors import ConfigError, KimiRayError, SessionError
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.ids import is_path_safe_id
 from kimi_ray.session_link import OPEN_S, Notes, ask_host_of

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kimi_ray.courier import Courier
 from kimi_ray.errors import KimiRayError, SessionError
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.ports import Group, is_lost
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.ids import new_ulid

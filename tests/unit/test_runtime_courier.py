@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.courier import Courier
 from kimi_ray.errors import AgentError, KimiRayError, RuntimeFault
+from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.specs import Ack, AgentTotals, Outcome, PromptResult, PromptSpec, Submit
 from kimi_ray.store.seam import Stream
 

@@ -1,4 +1,4 @@
-"""The driver's side of the calls: handles are many, calls are few.
+"""The caller's side of the calls to agents, of a driver as of an agent with subagents: handles are many, calls are few.
 
 All submits made in one turn of the loop to agents of one host leave in one call, numbered, so that they take effect in
 the order in which they were made. All results that somebody waits for on one host are served by its ``OutcomeWaiter``.
@@ -67,7 +67,7 @@ class Route:
 
 
 class Courier:
-    """All calls of one driver to agents.
+    """All calls of one process to agents.
 
     Args:
         cluster: Where the hosts live.
@@ -110,6 +110,10 @@ class Courier:
                 # Its agents were closed, so these prompts are cancelled; a waiter asks the log no more.
                 future.set_exception(_closed(session_id))
 
+    def drop(self, route: Route) -> None:
+        """Nobody has to do with an agent any more; what was submitted and is not answered is not told."""
+        self._routes.pop(route.stream, None)
+
     def check_loop(self) -> None:
         """Refuse another event loop than the one that connected: its futures would wait for ever, or break in the
         middle.
@@ -135,7 +139,7 @@ class Courier:
             raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that this driver owns; it is cancelled at the close."""
+        """A task that this process owns; it is cancelled at the close."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
