@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kimi_ray.agent.specs import AgentTotals
+from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
 from kimi_ray.log import message_text
 from kimi_ray.settings import PromptState, Usage
@@ -101,6 +102,10 @@ class AgentFold:
     sums: _Sums = field(default_factory=_Sums)
     revivals: int = 0
     """How often the agent was brought back to open work since it last finished a turn by itself."""
+    tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
+    """Background tasks, in the order they started."""
+    todos: list[dict[str, Any]] | None = None
+    """The todo list as it was last written; None until it is."""
     last_lives: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
     """The last two ``runtime/activated``: where it lived before, and where it lives."""
     seed_bind: dict[str, Any] | None = None
@@ -276,6 +281,12 @@ class AgentFold:
     def _model(self, event: SessionEvent) -> None:
         self.model_name = event.data["model"]
 
+    def _task(self, event: SessionEvent) -> None:
+        follow_task(self.tasks, event)
+
+    def _todo(self, event: SessionEvent) -> None:
+        self.todos = event.data["todos"]
+
     def _end_seed(self, _event: SessionEvent) -> None:
         """What came before is the source's: its open prompts are not run here, its use is not counted here."""
         self.prompts = {key: record for key, record in self.prompts.items() if record.state in FINAL_STATES}
@@ -305,6 +316,12 @@ _HANDLERS: dict[str, Any] = {
     "request/header": AgentFold._header,  # pyright: ignore[reportPrivateUsage]
     "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
+    "user/message": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "task/started": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "task/ended": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "task/lost": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "task/reported": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "todo/write": AgentFold._todo,  # pyright: ignore[reportPrivateUsage]
     "log/end-seed": AgentFold._end_seed,  # pyright: ignore[reportPrivateUsage]
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
+from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_of
@@ -55,6 +56,7 @@ class LiveAgent:
         progress: What a watcher sees.
         on_outcome: Called when a prompt reached its final state, durably.
         on_idle: Called when no prompt is left.
+        inbox: What the runtime itself has to tell it.
     """
 
     def __init__(
@@ -72,8 +74,11 @@ class LiveAgent:
         *,
         on_outcome: Callable[[str, Outcome], None],
         on_idle: Callable[[], None],
+        inbox: Inbox | None = None,
     ) -> None:
         self.spec = spec
+        self.inbox = inbox if inbox is not None else Inbox()
+        self.inbox.on_wake(self._wake_if_open)
         self.stream = spec.stream
         self.epoch = epoch
         self.began = journal.log.next_seq
@@ -107,7 +112,11 @@ class LiveAgent:
     def busy(self) -> bool:
         """Whether a turn runs or a prompt waits."""
         running = self._driver is not None and not self._driver.done()
-        return running or (not self._closed and (len(self.prompts) > 0 or bool(self._continuations)))
+        return running or (not self._closed and self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        return len(self.prompts) > 0 or bool(self._continuations) or self.inbox.wants_turn
 
     @property
     def closed(self) -> bool:
@@ -121,8 +130,7 @@ class LiveAgent:
     def release(self, holder: str) -> None:
         """End a hold; what waits starts when it was the last one. Idempotent."""
         self._holders.discard(holder)
-        if not self._closed and (self._continuations or len(self.prompts)):
-            self._wake()
+        self._wake_if_open()
 
     def revive(self) -> None:
         """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
@@ -316,6 +324,10 @@ class LiveAgent:
             await asyncio.wait(self._settlers)
         await self._environment.close()
 
+    def _wake_if_open(self) -> None:
+        if not self._closed and self._has_work:
+            self._wake()
+
     def _wake(self) -> None:
         if self._holders:
             return
@@ -411,7 +423,9 @@ class LiveAgent:
             return [prompt_id], TurnInput([], kind, self.prompts.take_joining)
         record = self.prompts.start_next()
         if record is None:
-            return None
+            if self._closed or not self.inbox.wants_turn:
+                return None
+            return [], TurnInput([], self.inbox.kind, self.prompts.take_joining)
         return [record.prompt_id], TurnInput([record], None, self.prompts.take_joining)
 
     def _heard(self, prompt_id: str) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from kimi_ray.agent.fold import PromptRecord
+from kimi_ray.agent.inbox import Inbox, Note
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
@@ -20,6 +21,7 @@ from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.ids import new_message_id
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.llm.header import describe_request
 from kimi_ray.settings import Checkpoint, Sampling
@@ -41,7 +43,8 @@ class TurnInput:
     """What a turn starts with. ``joined`` gives, at each step, the prompts that were steered into the turn."""
 
     prompts: list[PromptRecord]
-    continuation: Literal["user", "recovery"] | None
+    continuation: str | None
+    """None, ``user``, ``recovery``, or the source kind of the note that began it."""
     joined: Callable[[], list[PromptRecord]]
 
 
@@ -57,6 +60,7 @@ class TurnLoop:
         progress: Told where the turn is.
         session_id: For the provider.
         agent_id: For the provider.
+        inbox: What the runtime itself has to tell.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class TurnLoop:
         *,
         session_id: str,
         agent_id: str,
+        inbox: Inbox | None = None,
     ) -> None:
+        self._inbox = inbox if inbox is not None else Inbox()
         self._journal = journal
         self._requester = requester
         self._tools = tools
@@ -92,6 +98,7 @@ class TurnLoop:
         journal, order = self._journal, self._journal.log.order
         turn = order.next_turn
         self._progress.turn = turn
+        self._inbox.turn_begins()
         start: dict[str, Any] = {"turn": turn, "prompts": [prompt.prompt_id for prompt in work.prompts]}
         if work.continuation is not None:
             start["continuation"] = work.continuation
@@ -126,6 +133,9 @@ class TurnLoop:
             self._meter.check_request()
             journal.append("step/start", {"turn": turn, "step": step})
             self._progress.step = step
+            if self._inbox:
+                for note in self._inbox.take():
+                    self._tell(note)
             for prompt in joining:
                 self._say(prompt)
             answer, model_ms = await self._ask(config, signal, turn, step)
@@ -151,9 +161,9 @@ class TurnLoop:
             )
             signal.check()
             joining = work.joined()
-            if answer.finish == "max-tokens" and not calls and not joining:
+            if answer.finish == "max-tokens" and not calls and not joining and not self._inbox:
                 return {"kind": "truncated"}
-            if not calls and not joining:
+            if not calls and not joining and not self._inbox:
                 return {"kind": "completed"}
             step += 1
 
@@ -203,6 +213,13 @@ class TurnLoop:
                 "content": prompt.content,
                 "source": {"kind": "user"},
             },
+            surface="append",
+        )
+
+    def _tell(self, note: Note) -> None:
+        self._journal.append(
+            "user/message",
+            {"id": new_message_id(), "role": "user", "content": note.content, "source": note.source},
             surface="append",
         )
 

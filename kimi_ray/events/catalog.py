@@ -98,6 +98,7 @@ CORE = Catalog(
         EventType("task/started", p.TaskStarted),
         EventType("task/ended", p.TaskEnded),
         EventType("task/lost", p.TaskLost),
+        EventType("task/reported", p.TaskReported),
         EventType("todo/write", p.TodoWrite),
         EventType("hook/invoked", p.HookInvoked),
         EventType("hook/result", p.HookResult),

@@ -59,7 +59,8 @@ class TurnStart(Payload):
 
     turn: int = Field(ge=0)
     prompts: list[str] = Field(default_factory=list)
-    continuation: Literal["user", "recovery"] | None = None
+    continuation: str | None = None
+    """``user``, ``recovery``, or the source kind of the message that woke the agent (``task``)."""
 
 
 class TurnEnd(Payload):
@@ -432,6 +433,9 @@ class TaskStarted(Payload):
     task_id: str
     kind: str
     description: str | None = None
+    agent_id: str | None = None
+    timeout_s: float | None = None
+    call_id: str | None = None
 
 
 class TaskEnded(Payload):
@@ -440,12 +444,22 @@ class TaskEnded(Payload):
     task_id: str
     status: str
     exit_code: int | None = None
+    reason: str | None = None
+    output_tail: str | None = None
+    output_bytes: int | None = None
 
 
 class TaskLost(Payload):
     """A background task did not survive a restart."""
 
     task_id: str
+
+
+class TaskReported(Payload):
+    """The model heard of a task's end as the answer of a tool: no notice follows."""
+
+    task_id: str
+    by: str
 
 
 class TodoWrite(Payload):

@@ -18,6 +18,7 @@ from typing import Any
 from dishka import AsyncContainer, Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
 from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
@@ -266,6 +267,11 @@ class AgentServices(Provider):
         return AgentSlots()
 
     @provide
+    def inbox(self) -> Inbox:
+        """What the runtime itself has to tell."""
+        return Inbox()
+
+    @provide
     async def tools(self, spec: AgentSpec, features: Features, container: AsyncContainer) -> list[Tool]:
         """The agent's tools: the profile's names, among the built-in ones, those of features and the user's."""
         offered = await features.tools_for(container, spec.profile.tools)
@@ -326,6 +332,7 @@ class AgentServices(Provider):
         meter: LimitMeter,
         config: RuntimeConfig,
         progress: Progress,
+        inbox: Inbox,
     ) -> TurnLoop:
         """Runs turns."""
         return TurnLoop(
@@ -337,6 +344,7 @@ class AgentServices(Provider):
             progress,
             session_id=spec.stream.session_id,
             agent_id=spec.stream.agent_id,
+            inbox=inbox,
         )
 
     @provide
@@ -355,6 +363,7 @@ class AgentServices(Provider):
         progress: Progress,
         cluster: Cluster,
         callbacks: AgentCallbacks,
+        inbox: Inbox,
     ) -> LiveAgent:
         """The agent itself."""
         agent = LiveAgent(
@@ -370,6 +379,7 @@ class AgentServices(Provider):
             progress,
             on_outcome=callbacks.on_outcome,
             on_idle=callbacks.on_idle,
+            inbox=inbox,
         )
         agent.workdir_path = workdir.path
         agent.workdir_created = workdir.created
