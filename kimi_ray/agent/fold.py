@@ -40,6 +40,22 @@ class PromptRecord:
     steered_into: str | None = None
     content_hash: int | None = None
     """Of the content that was dropped: the same prompt sent again is told from another with its id."""
+    source: dict[str, Any] | None = None
+    """Who asks, unless it is the user."""
+    output_schema: dict[str, Any] | None = None
+    output: Any = None
+    """The checked answer, as it was recorded last."""
+    submitted_at: int = 0
+
+    @property
+    def of_rollout(self) -> bool:
+        """Whether it is a rollout function, or asked by one: nobody can go on with it when its process is lost."""
+        return self.source is not None and self.source.get("kind") == "rollout"
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether it is a rollout function."""
+        return self.of_rollout and "function" in (self.source or {})
 
 
 @dataclass(slots=True)
@@ -104,6 +120,8 @@ class AgentFold:
     """How often the agent was brought back to open work since it last finished a turn by itself."""
     tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
     """Background tasks, in the order they started."""
+    scores: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The scores of this log, each as it was recorded last."""
     todos: list[dict[str, Any]] | None = None
     """The todo list as it was last written; None until it is."""
     last_lives: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
@@ -144,14 +162,19 @@ class AgentFold:
 
     def _submitted(self, event: SessionEvent) -> None:
         data = event.data
-        self.prompts[data["prompt_id"]] = PromptRecord(
+        record = self.prompts[data["prompt_id"]] = PromptRecord(
             data["prompt_id"],
             data["content"],
             on_interrupt=data.get("on_interrupt") or "fail",
             sampling=data.get("sampling"),
             limits=data.get("limits"),
             seq=event.seq,
+            source=data.get("source"),
+            output_schema=data.get("output_schema"),
+            submitted_at=event.time,
         )
+        if record.is_rollout:
+            record.state = "running"
 
     def _started(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])
@@ -177,6 +200,9 @@ class AgentFold:
             if record.content is not None:
                 record.content_hash = content_hash(record.content)
             record.content = None
+            if record.is_rollout:
+                # What the function did between its turns is its time too.
+                self.sums.wall_ms = max(self.sums.wall_ms, event.time - record.submitted_at)
 
     def _turn_start(self, event: SessionEvent) -> None:
         s = self.sums
@@ -287,10 +313,19 @@ class AgentFold:
     def _todo(self, event: SessionEvent) -> None:
         self.todos = event.data["todos"]
 
+    def _output(self, event: SessionEvent) -> None:
+        record = self.prompts.get(event.data["prompt_id"])
+        if record is not None:
+            record.output = event.data["value"]
+
+    def _score(self, event: SessionEvent) -> None:
+        self.scores[event.data["name"]] = event.data["value"]
+
     def _end_seed(self, _event: SessionEvent) -> None:
         """What came before is the source's: its open prompts are not run here, its use is not counted here."""
         self.prompts = {key: record for key, record in self.prompts.items() if record.state in FINAL_STATES}
         self.sums = _Sums()
+        self.scores = {}
         self._turn_base = _Sums()
         self.revivals = 0
         self.last_lives = (None, None)
@@ -316,6 +351,8 @@ _HANDLERS: dict[str, Any] = {
     "request/header": AgentFold._header,  # pyright: ignore[reportPrivateUsage]
     "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
+    "output/recorded": AgentFold._output,  # pyright: ignore[reportPrivateUsage]
+    "score/recorded": AgentFold._score,  # pyright: ignore[reportPrivateUsage]
     "user/message": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/started": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/ended": AgentFold._task,  # pyright: ignore[reportPrivateUsage]

@@ -19,6 +19,7 @@ from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import ModelRoute, Progress
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
+from kimi_ray.agent.told import told
 from kimi_ray.agent.turn_signal import TurnSignal
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
@@ -151,7 +152,7 @@ class LiveAgent:
             self._settle_soon(self._give_up())
             return
         for record in list(fold.prompts.values()):
-            if record.state not in ("running", "steered"):
+            if record.state not in ("running", "steered") and not (record.of_rollout and record.state == "pending"):
                 continue
             turn = fold.turns.get(record.turn) if record.turn is not None else None
             reason = turn.reason if turn is not None else {"kind": "interrupted"}
@@ -352,8 +353,8 @@ class LiveAgent:
         waiting += [prompt_id for prompt_id, turn in self._handled.items() if turn is None]
         self._undurable.clear()
         for prompt_id in dict.fromkeys(waiting):
-            told = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
-            self._on_outcome(prompt_id, told)
+            lost = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
+            self._on_outcome(prompt_id, lost)
         self._on_idle()
 
     async def _run_turns(self) -> None:
@@ -400,8 +401,8 @@ class LiveAgent:
             # The events stay retained and go on being sent; who waits for the result must hear of it now.
             self._undurable.difference_update(prompt_ids)
             for prompt_id in prompt_ids:
-                told = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
-                self._on_outcome(prompt_id, told)
+                lost = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
+                self._on_outcome(prompt_id, lost)
             return
         self._undurable.difference_update(prompt_ids)
         if not self._undurable:
@@ -464,7 +465,7 @@ class LiveAgent:
         return Outcome(
             stream=self.stream,
             prompt_id=prompt_id,
-            result=result,
+            result=told(result, fold),
             # What is not on the disk yet may be written anew, and otherwise, by the next life of this agent.
             seq=self.journal.durable_seq,
             epoch=self.epoch,

@@ -21,7 +21,9 @@ class Prompts:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._queue: deque[str] = deque(
-            record.prompt_id for record in journal.fold.prompts.values() if record.state == "pending"
+            record.prompt_id
+            for record in journal.fold.prompts.values()
+            if record.state == "pending" and not record.of_rollout
         )
         self._joining: list[str] = []
         self.active: list[str] = []
@@ -57,6 +59,10 @@ class Prompts:
             data["sampling"] = spec.sampling.said()
         if spec.limits is not None:
             data["limits"] = spec.limits.said()
+        if spec.source is not None:
+            data["source"] = spec.source
+        if spec.output_schema is not None:
+            data["output_schema"] = spec.output_schema
         self._journal.append("prompt/submitted", data)
         if spec.steer_if_active and self.active:
             self.steer([spec.prompt_id], queued=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field
+
 from kimi_ray.errors import AgentError, error_from_data
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.settings import (
@@ -46,6 +48,8 @@ class AgentSpec:
     """A directory prepared by an earlier activation (must still be there: else ``workdir.lost``)."""
     keep_workdir: bool = False
     user_tools: tuple[Tool, ...] = ()
+    rollout: RolloutCall | None = None
+    """The function that its first prompt runs, in place of the loop."""
     item: Any = None
     denied_paths: tuple[str, ...] = ()
     elsewhere: AgentTotals | None = None
@@ -59,6 +63,27 @@ class AgentSpec:
     """None is what its log says last, else the setting ``permission_mode``."""
     claim: str | None = None
     """The nonce of the session's claim on whose behalf this is asked; when another claim is in force: refused."""
+
+    @property
+    def code(self) -> tuple[Tool, ...]:
+        """All of the user's code that its host must import: hosts are chosen by it."""
+        return self.user_tools if self.rollout is None else (*self.user_tools, self.rollout.function)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCall:
+    """A rollout function, and what it is told of its rollout."""
+
+    function: Tool
+    """A ``CarriedTool`` around a ``RolloutFunction``."""
+    item_id: str
+    repeat: int
+    attempt: int
+    seed: int
+    run_id: str
+    tags: dict[str, str] = field(default_factory=dict[str, str])
+    output_schema: dict[str, Any] | None = None
+    """What the function returns must fit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +99,10 @@ class PromptSpec:
     on_interrupt: OnInterrupt = "fail"
     steer_if_active: bool = False
     continuation: bool = False
+    source: dict[str, Any] | None = None
+    """Who asks, unless it is the user (``prompt/submitted``)."""
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema of the answer."""
 
 
 class PromptResult(Settings):
@@ -92,6 +121,10 @@ class PromptResult(Settings):
     steps: int = 0
     tool_calls: int = 0
     error: dict[str, Any] | None = None
+    output: Any = None
+    """The checked answer, for a prompt with an ``output_schema``; what a rollout function returned."""
+    scores: dict[str, Any] = Field(default_factory=dict)
+    """The scores in the agent's log by now."""
 
     def raise_for_state(self) -> PromptResult:
         """This result, unless the prompt did not complete.

@@ -94,6 +94,7 @@ CORE = Catalog(
         EventType("swarm/end", p.SwarmEnd),
         EventType("run/manifest", p.RunManifest, ignorable=True),
         EventType("score/recorded", p.ScoreRecorded, ignorable=True),
+        EventType("output/recorded", p.OutputRecorded, ignorable=True),
         EventType("note/added", p.NoteAdded, ignorable=True),
         EventType("task/started", p.TaskStarted),
         EventType("task/ended", p.TaskEnded),

@@ -161,6 +161,10 @@ class PromptSubmitted(Payload):
     sampling: JsonObject | None = None
     limits: JsonObject | None = None
     source: JsonObject | None = None
+    """Who asks, unless it is the user: ``{kind: rollout, function}`` is a rollout function, which runs from here on;
+    ``{kind: rollout, prompt_id}`` a turn that the function of that prompt asks for."""
+    output_schema: JsonObject | None = None
+    """The JSON schema of the answer."""
     steer_if_active: bool | None = None
 
 
@@ -418,6 +422,15 @@ class ScoreRecorded(Payload):
     name: str
     value: Any
     by: str | None = None
+
+
+class OutputRecorded(Payload):
+    """The checked answer to a prompt; it counts if the prompt completes."""
+
+    prompt_id: str
+    value: Any
+    by: Literal["tool", "text", "rollout"]
+    """A call of ``final_answer``, the text of the last message, or what a rollout function returned."""
 
 
 class NoteAdded(Payload):

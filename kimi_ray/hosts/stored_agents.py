@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord, fold_stored
 from kimi_ray.agent.loop import stop_of
+from kimi_ray.agent.told import told as told_result
 from kimi_ray.errors import StoreError
 from kimi_ray.events import type_key
 from kimi_ray.hosts.specs import LogEntry, Outcome, PromptResult
@@ -70,7 +71,7 @@ def ended_outcome(stored: StoredAgent, stream: Stream, cost_usd: float | None) -
     return Outcome(
         stream=stream,
         prompt_id=record.prompt_id,
-        result=result,
+        result=told_result(result, fold),
         seq=stored.seq,
         epoch=stored.epoch,
         totals=fold.totals(cost_usd),

@@ -1,0 +1,43 @@
+"""What the result of a prompt says beyond its turn: the checked answer, the scores, and all of a rollout function."""
+
+from __future__ import annotations
+
+from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord
+from kimi_ray.agent.specs import PromptResult
+
+
+def told(result: PromptResult, fold: AgentFold) -> PromptResult:
+    """The result as the log tells it by now.
+
+    A rollout function has no turn of its own: its result counts all turns of the log, and its text is what it
+    returned, if that is text, else the last answer.
+    """
+    record = fold.prompts.get(result.prompt_id)
+    if record is None:
+        return result
+    changes: dict[str, object] = {}
+    if record.state == "completed" and record.output is not None:
+        changes["output"] = record.output
+    if fold.scores:
+        changes["scores"] = dict(fold.scores)
+    if record.is_rollout:
+        last = fold.turns.get(max(fold.turns, default=-1))
+        output = changes.get("output")
+        changes |= {
+            "text": output if isinstance(output, str) else last.text if last is not None else "",
+            "stop": _stop(record),
+            "usage": fold.sums.usage(),
+            "steps": fold.sums.steps,
+            "tool_calls": fold.sums.tool_calls,
+        }
+    return result.model_copy(update=changes) if changes else result
+
+
+def _stop(record: PromptRecord) -> str | None:
+    """As a turn's reason would tell it."""
+    code = str((record.error or {}).get("code", ""))
+    if code.startswith("limit.") and record.state != "cancelled":
+        return f"limit:{code.removeprefix('limit.')}"
+    if code == "turn.interrupted":
+        return "interrupted"
+    return record.state if record.state in FINAL_STATES else None
