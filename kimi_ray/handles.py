@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 from kimi_ray.errors import AgentError
 from kimi_ray.events import SessionEvent
 from kimi_ray.hosts.courier import Courier, Entry, Route
+from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.live_session import MAIN, turn_reason
 from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec
 from kimi_ray.ids import is_path_safe_id, new_message_id
@@ -45,6 +46,7 @@ class SessionServices:
     notes: Notes
     resolve_model: Callable[[str | ResolvedModel | None], ResolvedModel]
     lifecycle: Lifecycle
+    features: Features
 
 
 class Pending(Coroutine[Any, Any, T]):

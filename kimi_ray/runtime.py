@@ -15,6 +15,7 @@ from kimi_ray.forks import Forks
 from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.courier import Courier
+from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
@@ -33,11 +34,13 @@ DRAIN_SLACK_S = 30.0
 class Runtime:
     """A connected runtime. One per program and home is enough; everything it gives lives on its event loop."""
 
-    def __init__(self, connection: Connection, config: RuntimeConfig) -> None:
+    def __init__(self, connection: Connection, config: RuntimeConfig, features: Features | None = None) -> None:
         """Use ``Runtime.connect``."""
         self._connection = connection
         self.config = config
         """The settings it runs with."""
+        self.features = load_features(config) if features is None else features
+        """What Features bring here: names of tools, profiles, event types."""
         self._courier = Courier(connection.cluster, config)
         notes = Notes(self._courier)
         self._links: dict[str, SessionLink] = {}
@@ -46,7 +49,7 @@ class Runtime:
         self._closing: asyncio.Task[None] | None = None
         self.lifecycle = Lifecycle(self._courier, notes, self._let_go)
         """Archive, restore, delete, for workspaces and commands."""
-        self._services = SessionServices(self._courier, notes, self.resolve_model, self.lifecycle)
+        self._services = SessionServices(self._courier, notes, self.resolve_model, self.lifecycle, self.features)
         self.forks = Forks(self._courier, notes, self.lifecycle)
         """Forks without bringing them to life: ``publish``."""
         self.sessions = SessionList(self._courier.store)
@@ -319,6 +322,7 @@ class Connecting:
     async def _connect(self) -> Runtime:
         home, address, namespace, config, runtime_env, settings = self._arguments
         loaded = load_config(home, config, address=address, namespace=namespace, **settings)
+        features = load_features(loaded)  # what cannot be loaded here is told before anything is started
         if loaded.address == IN_PROCESS:
             if runtime_env:
                 raise ConfigError(
@@ -327,7 +331,7 @@ class Connecting:
                     hint="leave it out with address='in-process'",
                     details={"key": "runtime_env"},
                 )
-            return Runtime(await connect_in_process(loaded), loaded)
+            return Runtime(await connect_in_process(loaded), loaded, features)
         from kimi_ray.actors import connect
 
-        return Runtime(await connect(loaded, runtime_env=runtime_env), loaded)
+        return Runtime(await connect(loaded, runtime_env=runtime_env), loaded, features)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kimi_ray.errors import AgentError, ConfigError, SessionError
-from kimi_ray.events import CORE, SessionEvent
+from kimi_ray.events import Catalog, SessionEvent
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.ids import agent_number
 from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log
@@ -40,9 +40,10 @@ async def session_events(
     agents: Sequence[str] | None,
     *,
     follow: bool,
+    catalog: Catalog,
 ) -> AsyncGenerator[AgentEvent]:
     """See ``Session.events``."""
-    wanted = _checked_types(types)
+    wanted = _checked_types(types, catalog)
     begin = dict(cursor or {})
     known = await _agents_of(courier, session_id)
     _check_agents(session_id, known, [*(agents or ()), *begin])
@@ -160,15 +161,15 @@ def _check_agents(session_id: str, known: Sequence[str], named: Sequence[str]) -
             )
 
 
-def _checked_types(types: Sequence[str] | None) -> frozenset[str] | None:
+def _checked_types(types: Sequence[str] | None, catalog: Catalog) -> frozenset[str] | None:
     if types is None:
         return None
     for name in (types,) if isinstance(types, str) else types:
-        if name not in CORE:
+        if name not in catalog:
             raise ConfigError(
                 f"there is no type of event {name!r}",
                 code="request.invalid",
-                hint=f"types are {', '.join(sorted(entry.name for entry in CORE))}",
+                hint=f"types are {', '.join(sorted(entry.name for entry in catalog))}",
                 details={"key": "types", "value": name},
             )
     return frozenset((types,) if isinstance(types, str) else types)

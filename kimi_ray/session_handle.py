@@ -9,10 +9,10 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
-from kimi_ray.agent.profiles import resolve_profile
 from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, ToolError
 from kimi_ray.handles import Agent, SessionServices
+from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
@@ -32,7 +32,6 @@ from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
 from kimi_ray.tools.carried import carried
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.function import as_tool
-from kimi_ray.tools.registry import select_tools
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
@@ -225,7 +224,8 @@ class Session:
             SessionError: ``session.not_found``, also when it is deleted meanwhile.
             LogError: ``log.rewound`` {stream, seq, end} when a power cut took back what was told.
         """
-        events = session_events(self._services.courier, self.id, cursor, types, agents, follow=follow)
+        catalog = self._services.features.catalog
+        events = session_events(self._services.courier, self.id, cursor, types, agents, follow=follow, catalog=catalog)
         async with aclosing(events):
             async for found in events:
                 yield found
@@ -313,7 +313,7 @@ class Session:
             total_limits=(Limits, total_limits),
             workdir=(Workdir, workdir),
         )
-        bound, user_tools = bind_profile(profile, system_prompt, tools)
+        bound, user_tools = bind_profile(profile, system_prompt, tools, self._services.features)
         resolved = self._model_for(model, bound)
         settings = SwarmSettings.of(
             profile=bound,
@@ -420,15 +420,15 @@ class Session:
 
 
 def bind_profile(
-    profile: str | Profile, system_prompt: str | None, tools: Sequence[ToolLike] | None
+    profile: str | Profile, system_prompt: str | None, tools: Sequence[ToolLike] | None, features: Features
 ) -> tuple[Profile, tuple[Tool, ...]]:
-    """A profile with what the caller said in its place, and the caller's own tools.
+    """A profile with what the caller said in its place, and the caller's own tools; ``features`` know further ones.
 
     Raises:
         ConfigError: ``profile.unknown``.
         ToolError: ``tool.unknown``, ``tool.bad_signature``, ``tool.not_importable``.
     """
-    bound = resolve_profile(profile)
+    bound = features.profile(profile)
     if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"tools must be a list of names, tools and functions, not {type(tools).__name__}",
@@ -451,11 +451,11 @@ def bind_profile(
         changes["tools"] = tuple(dict.fromkeys(names))
     if changes:
         bound = bound.model_copy(update=changes)
-    select_tools(bound.tools, own)
+    features.check_tools(bound.tools, own)
     return bound, carried(own)
 
 
-def own_tools_for(profile: Profile, tools: Sequence[ToolLike], *, joins: bool) -> tuple[Tool, ...]:
+def own_tools_for(profile: Profile, tools: Sequence[ToolLike], features: Features, *, joins: bool) -> tuple[Tool, ...]:
     """The user's tools for a profile that names them already; who joins a live session need not have them.
 
     Raises:
@@ -463,7 +463,7 @@ def own_tools_for(profile: Profile, tools: Sequence[ToolLike], *, joins: bool) -
     """
     own = carried(as_tool(thing) for thing in tools if not isinstance(thing, str) or ":" in thing)
     try:
-        select_tools(profile.tools, own)
+        features.check_tools(profile.tools, own)
     except ToolError as error:
         if error.code != "tool.unknown":
             raise

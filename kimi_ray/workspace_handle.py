@@ -85,7 +85,7 @@ class Workspace:
         runtime = self._runtime
         check_settings(sampling=(Sampling, sampling), limits=(Limits, limits), workdir=(Workdir, workdir))
         chosen = new_session_id() if session_id is None else checked_id(session_id)
-        bound, user_tools = bind_profile(profile, system_prompt, tools)
+        bound, user_tools = bind_profile(profile, system_prompt, tools, runtime.features)
         resolved = runtime.resolve_model(model if model is not None else bound.model)
         own = workdir if workdir is not None else Workdir.shared(self.path, writes=True)
         place = carried_workdir(own.within(self.path))
@@ -169,7 +169,7 @@ class Workspace:
                 details={"session_id": session_id},
             )
         profile = Profile.model_validate(bound["profile"])
-        own_tools = own_tools_for(profile, tools or (), joins=await runtime.is_live(session_id))
+        own_tools = own_tools_for(profile, tools or (), runtime.features, joins=await runtime.is_live(session_id))
         workdir = None if bound.get("workdir") is None else _workdir(bound["workdir"])
         main = AgentSpec(
             stream=Stream(session_id, MAIN),
@@ -404,7 +404,7 @@ class Workspace:
         bound = await runtime.binding(*spec.source)
         if bound is not None:
             await self._stored_model(spec.source, model, bound, known)
-            own_tools_for(Profile.model_validate(bound["profile"]), tools or (), joins=False)
+            own_tools_for(Profile.model_validate(bound["profile"]), tools or (), runtime.features, joins=False)
         made = await runtime.forks.make(spec)
         gate = asyncio.Semaphore(_LIVE_AT_ONCE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
 from kimi_ray.errors import ConfigError
 from kimi_ray.settings import Profile
@@ -36,18 +37,23 @@ BARE = Profile(name="bare", description="No tools, no system prompt: the prompt 
 BUILTIN: dict[str, Profile] = {profile.name: profile for profile in (AGENT, CODER, EXPLORE, BARE)}
 
 
-def resolve_profile(profile: str | Profile) -> Profile:
+def resolve_profile(profile: str | Profile, more: Mapping[str, Profile] | None = None) -> Profile:
     """A profile by name, or the object as it is.
+
+    Args:
+        profile: Which.
+        more: Profiles besides the built-in ones: those of Features.
 
     Raises:
         ConfigError: ``profile.unknown``.
     """
     if isinstance(profile, Profile):
         return profile
-    found = BUILTIN.get(profile)
+    named = {**BUILTIN, **(more or {})}
+    found = named.get(profile)
     if found is None:
-        near = difflib.get_close_matches(profile, BUILTIN, n=1)
-        known = ", ".join(BUILTIN)
+        near = difflib.get_close_matches(profile, named, n=1)
+        known = ", ".join(named)
         raise ConfigError(
             f"there is no profile {profile!r}",
             code="profile.unknown",

@@ -149,6 +149,7 @@ async def _run(
     from kimi_ray.cli.swarm_arguments import limits_of, parse_tags, sampling_of
     from kimi_ray.cli.swarm_course import check_home, check_model
     from kimi_ray.cli.swarm_plan import check_price, find_model, find_workdir, make_importable
+    from kimi_ray.hosts.features import load_features
     from kimi_ray.runtime import Runtime
     from kimi_ray.session_handle import bind_profile
     from kimi_ray.store.open import open_store
@@ -166,7 +167,7 @@ async def _run(
     if model is not None:
         check_price(model, limits)
     workdir, tags = find_workdir(said["workdir"], cwd), parse_tags(said["tag"] or [])
-    bind_profile(said["profile"], said["system_prompt"], said["tools"])
+    bind_profile(said["profile"], said["system_prompt"], said["tools"], load_features(config))
     session_id, from_seq = None, 0
     if said["session"] is not None:
         from kimi_ray.cli.logs_read import next_seq

@@ -15,6 +15,7 @@ from kimi_ray.cli.printing import terminal_width
 from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kimi_ray.events import Catalog
     from kimi_ray.store.open import ReadStore
     from kimi_ray.store.seam import Stream
 
@@ -68,7 +69,7 @@ def tail(
     from kimi_ray.cli.lookup import find_stream, find_tree, open_home
 
     for type_ in types or ():
-        _check_type(type_)
+        _check_type(type_, home)
     if all_agents and (agent is not None or from_seq is not None):
         raise ConfigError(
             "--all-agents shows every agent's newest events",
@@ -92,12 +93,16 @@ def tail(
     asyncio.run(print_events())
 
 
-def _check_type(text: str) -> None:
+def _check_type(text: str, home: str | None) -> None:
     """A misspelt type would show nothing, for ever."""
     from kimi_ray.events import CORE
 
-    names = {entry.name for entry in CORE}
-    known = sorted(names | {name.partition("/")[0] for name in names})
+    if text in _with_families(CORE):
+        return
+    from kimi_ray.cli.settings_of import runtime_config
+    from kimi_ray.hosts.features import load_features
+
+    known = _with_families(load_features(runtime_config(home)).catalog)
     if text in known:
         return
     close = difflib.get_close_matches(text, known, n=3, cutoff=0.5) or [
@@ -109,6 +114,11 @@ def _check_type(text: str) -> None:
         hint=f"close ones: {', '.join(close[:5])}" if close else "types are like turn/end, families like llm",
         details={"type": text[:200], "close": close[:5]},
     )
+
+
+def _with_families(catalog: Catalog) -> list[str]:
+    names = {entry.name for entry in catalog}
+    return sorted(names | {name.partition("/")[0] for name in names})
 
 
 def _of_types(types: list[str]) -> Callable[[bytes], bool] | None:

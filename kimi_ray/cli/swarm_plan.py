@@ -80,7 +80,7 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
         )
     config = runtime_config(arguments.home, arguments.address, arguments.namespace)
     model = find_model(config, arguments.model, arguments.base_url)
-    plan = _plan(arguments, model, cwd, run_id, seed)
+    plan = _plan(arguments, config, model, cwd, run_id, seed)
     check_price(model, plan.settings.limits, plan.total_limits, *(item.item.limits for item in plan.items))
     selection = {
         name: value
@@ -174,15 +174,23 @@ def text_or_file(text: str | None) -> str | None:
 
 
 def _plan(
-    arguments: SwarmArguments, model: ResolvedModel, cwd: str, run_id: str | None, seed: RunSeed | None
+    arguments: SwarmArguments,
+    config: RuntimeConfig,
+    model: ResolvedModel,
+    cwd: str,
+    run_id: str | None,
+    seed: RunSeed | None,
 ) -> RunPlan:
+    from kimi_ray.hosts.features import load_features
     from kimi_ray.runs import Filter, SwarmSettings, read_items
     from kimi_ray.runs.plan import plan_run
     from kimi_ray.session_handle import bind_profile
     from kimi_ray.settings import Workdir
 
     make_importable((*(arguments.tools or ()), arguments.model or ""), cwd)
-    profile, user_tools = bind_profile(arguments.profile or PROFILE, arguments.system_prompt, arguments.tools)
+    profile, user_tools = bind_profile(
+        arguments.profile or PROFILE, arguments.system_prompt, arguments.tools, load_features(config)
+    )
     filters = [Filter.parse(text) for text in arguments.filter or ()]
     items, sources = read_items(str(arguments.items))
     workdir = find_workdir(arguments.workdir, cwd, writes=bool(arguments.allow_shared_writes))

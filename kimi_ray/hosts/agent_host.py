@@ -40,7 +40,7 @@ from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.hosts.stored_binding import binding_of
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import Message
-from kimi_ray.scopes import assemble
+from kimi_ray.scopes import assemble, dispose
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.tools.carried import NEUTRAL, check_importable, fingerprint_of
@@ -89,10 +89,12 @@ class AgentHost:
         self.name = name
         self._cluster = cluster
         self._config = config
-        features = load_features(config)
+        features = self._features = load_features(config)
+        own = [AppServices(), SessionServices(), AgentServices()]
         self._app = assemble(
-            [AppServices(), SessionServices(), AgentServices(), *features.services()],
+            [*own, *features.services(own)],
             {RuntimeConfig: config, Cluster: cluster, Features: features},
+            features.asked(),
         )
         self._scopes = HostScopes(self._app, features)
         self._agents: dict[Stream, LiveAgent] = {}
@@ -112,7 +114,7 @@ class AgentHost:
     async def start(self) -> None:
         """Make the host's own services."""
         self._store = await self._app.get(StoreCalls)
-        self._opener = LogOpener(self._cluster, self._store, self._config)
+        self._opener = LogOpener(self._cluster, self._store, self._config, self._features.catalog)
         self._reader = LogReader(self._store)
         sleeping = await self._app.get(SleepingWorkdirs)
         self._workdirs = AgentWorkdirs(workdirs_base(self._cluster.home_id), self._store, sleeping)
@@ -136,7 +138,7 @@ class AgentHost:
         for task in list(self._tasks):
             task.cancel()
         await self._scopes.close()
-        await self._app.close()
+        await dispose(self._app, self.name)
         failed = {str(ack.stream): ack.error for ack in acks if ack.error is not None}
         if failed:
             raise StoreError(
@@ -475,9 +477,8 @@ class AgentHost:
         )
         try:
             context = {AgentSpec: spec, OpenedLog: opened, AgentCallbacks: callbacks}
-            agent = await (await self._scopes.enter(stream, context)).get(LiveAgent)
+            agent = await self._scopes.enter(stream, context, LiveAgent)
         except BaseException:
-            await self._scopes.leave(stream)
             await self._opener.give_back(stream, force=True)
             raise
         self._opener.publish(stream)

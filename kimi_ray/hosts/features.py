@@ -1,21 +1,25 @@
-"""The Features of a host process: found once, checked, and asked for what they bring."""
+"""The Features of a process: found once, checked against each other, and asked for what they bring."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from dishka import AsyncContainer, Provider
 
+from kimi_ray.agent.profiles import BUILTIN as BUILTIN_PROFILES
+from kimi_ray.agent.profiles import resolve_profile
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import ConfigError
+from kimi_ray.errors import ConfigError, KimiRayError
+from kimi_ray.events import CORE, Catalog, EventType
 from kimi_ray.features import BUILTIN
-from kimi_ray.scopes import Feature
+from kimi_ray.scopes import Feature, LifecycleScope, provided_by, service_name
 from kimi_ray.settings import Profile
 from kimi_ray.tools.contract import Tool, ToolSource
+from kimi_ray.tools.registry import select_tools
 
 GROUP = "kimi_ray.features"
 """The entry point group in which packages offer Features."""
@@ -25,43 +29,104 @@ class Features:
     """All Features of this process, built-in ones first.
 
     Raises:
-        ConfigError: ``config.feature`` for two of one name, or two that bring one tool or profile.
+        ConfigError: ``config.feature`` for one that has no name or cannot say what it brings, and for two that have
+            one name or bring one service, tool, profile, event type or command.
     """
 
     def __init__(self, features: Iterable[Feature]) -> None:
         self._features = tuple(features)
+        self._owners: dict[tuple[str, Any], Feature] = {}
         self._tools: dict[str, type] = {}
+        self._prefixes: tuple[str, ...] = ()
+        self._providers: list[Provider] = []
         self.profiles: dict[str, Profile] = {}
         """Profiles that Features bring, by name."""
-        owners: dict[tuple[str, str], str] = {}
+        self.commands: dict[str, Any] = {}
+        """Commands that Features bring, by name."""
+        types: list[EventType] = []
         for feature in self._features:
-            self._claim(owners, "feature", feature.name, feature)
-            for name, tool in feature.tools().items():
-                self._claim(owners, "tool", name, feature)
-                self._tools[name] = tool
-            for profile in feature.profiles():
-                self._claim(owners, "profile", profile.name, feature)
-                self.profiles[profile.name] = profile
+            self._claim("feature", feature.name, feature)
+            try:
+                types.extend(self._take(feature))
+            except KimiRayError:
+                raise
+            except Exception as error:
+                raise _refused(_class_name(feature), f"cannot say what it brings: {error}") from error
+        self.catalog: Catalog = CORE.with_types(types) if types else CORE
+        """Every event type that agents of this process may write."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Feature]:
         return iter(self._features)
 
-    @staticmethod
-    def _claim(owners: dict[tuple[str, str], str], kind: str, name: str, feature: Feature) -> None:
-        first = owners.setdefault((kind, name), type(feature).__qualname__)
-        if not name or owners[kind, name] != type(feature).__qualname__:
-            raise ConfigError(
-                f"the {kind} {name!r} of the feature {type(feature).__qualname__} is also that of {first}"
-                if name
-                else f"the feature {type(feature).__qualname__} has no name",
-                code="config.feature",
-                hint="give it a name of its own, or load only one of the two",
-                details={"kind": kind, "name": name},
-            )
+    def _take(self, feature: Feature) -> Sequence[EventType]:
+        for name, tool in feature.tools().items():
+            self._claim("tool", name, feature)
+            self._tools[name] = tool
+        self._prefixes += tuple(feature.tool_prefixes())
+        for profile in feature.profiles():
+            self._claim("profile", profile.name, feature, builtin=BUILTIN_PROFILES)
+            self.profiles[profile.name] = profile
+        for name, command in feature.commands().items():
+            self._claim("command", name, feature)
+            self.commands[name] = command
+        for entry in feature.event_types():
+            self._claim("event type", entry.name, feature, builtin=CORE)
+            if entry.surface or "/" not in entry.name:
+                raise _refused(
+                    _class_name(feature),
+                    f"has an event type {entry.name!r} that is on the surface, or not named family/what",
+                )
+        own = list(feature.services())
+        for service in {service for provider in own for service in provided_by(provider)}:
+            self._claim("service", service, feature)
+        self._providers.extend(own)
+        return feature.event_types()
 
-    def services(self) -> list[Provider]:
-        """The providers of all."""
-        return [provider for feature in self._features for provider in feature.services()]
+    def _claim(self, kind: str, key: Any, feature: Feature, builtin: Any = ()) -> None:
+        name = key if isinstance(key, str) else service_name(key)
+        if not name:
+            what = "no name" if kind == "feature" else f"a {kind} without a name"
+            raise _refused(_class_name(feature), f"has {what}")
+        first = self._owners.setdefault((kind, key), feature)
+        if first is feature and key not in builtin:
+            return
+        whose = "kimi-ray itself" if first is feature else f"the feature {_class_name(first)}"
+        raise ConfigError(
+            f"the {kind} {name!r} of the feature {_class_name(feature)} is also that of {whose}",
+            code="config.feature",
+            hint="give it a name of its own, or load only one of the two",
+            details={"kind": kind, "name": name},
+        )
+
+    def services(self, builtin: Sequence[Provider]) -> list[Provider]:
+        """The providers of all, and one for the classes that Features name and nobody provides.
+
+        Args:
+            builtin: The providers that there are besides.
+
+        Raises:
+            ConfigError: ``config.feature`` for a class whose constructor cannot be understood.
+        """
+        provided = {service for provider in (*builtin, *self._providers) for service in provided_by(provider)}
+        extra = Provider()
+        for service, scope in self.asked():
+            if service in provided:
+                continue
+            provided.add(service)
+            try:
+                extra.provide(service, scope=scope)
+            except Exception as error:
+                raise _refused(service_name(service), f"has a constructor that says too little: {error}") from error
+        return [*self._providers, extra]
+
+    def asked(self) -> list[tuple[type, LifecycleScope]]:
+        """The services that will be asked for, and in which scope."""
+        in_agents = [*self.on_agent(), *self._tools.values()]
+        for feature in self._features:
+            in_agents.extend(feature.tool_sources())
+        return [(service, LifecycleScope.SESSION) for service in self.on_session()] + [
+            (service, LifecycleScope.AGENT) for service in in_agents
+        ]
 
     def on_agent(self) -> list[type]:
         """What is built with each agent."""
@@ -70,6 +135,11 @@ class Features:
     def on_session(self) -> list[type]:
         """What is built with each session of a host."""
         return [service for feature in self._features for service in feature.on_session()]
+
+    @property
+    def tools(self) -> Mapping[str, type]:
+        """The classes of the Features' tools, by name."""
+        return self._tools
 
     async def tools_for(self, container: AsyncContainer, names: Sequence[str]) -> list[Tool]:
         """The tools of Features among these names, built in the agent's scope."""
@@ -91,6 +161,27 @@ class Features:
                 resolved.append(name)
         return resolved
 
+    def check_tools(self, names: Sequence[str], own: Sequence[Tool]) -> None:
+        """Refuse tools that no agent of this runtime could have, before one is asked for.
+
+        Args:
+            names: What a profile lists.
+            own: The user's tools.
+
+        Raises:
+            ToolError: ``tool.unknown``, ``tool.duplicate``, ``tool.bad_signature``.
+        """
+        asked_later = [name for name in names if "*" in name or name.startswith(self._prefixes)]
+        select_tools(names, own, elsewhere=[*self._tools, *asked_later])
+
+    def profile(self, profile: str | Profile) -> Profile:
+        """A profile by name, those of Features among them, or the object as it is.
+
+        Raises:
+            ConfigError: ``profile.unknown``.
+        """
+        return resolve_profile(profile, self.profiles)
+
 
 def load_features(config: RuntimeConfig) -> Features:
     """The Features of this process: built-in ones, those of installed packages, those that the settings name.
@@ -98,14 +189,12 @@ def load_features(config: RuntimeConfig) -> Features:
     Raises:
         ConfigError: ``config.feature`` naming the one that cannot be loaded, and why.
     """
-    built: list[Feature] = [kind() for kind in BUILTIN]
-    installed = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    kinds = [_kind(entry.value, entry) for entry in installed]
-    for name in config.features:
-        kind = _kind(name, None)
-        if kind not in kinds:
-            kinds.append(kind)
-    for kind in kinds:
+    kinds: list[type[Feature]] = list(BUILTIN)
+    installed = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    found = [_kind(entry.value, entry) for entry in installed] + [_kind(name, None) for name in config.features]
+    kinds.extend(kind for kind in found if kind not in BUILTIN)
+    built: list[Feature] = []
+    for kind in dict.fromkeys(kinds):
         try:
             built.append(kind())
         except Exception as error:
@@ -121,10 +210,15 @@ def _kind(name: str, entry: EntryPoint | None) -> type[Feature]:
             module, _, attribute = name.partition(":")
             found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise _refused(name, f"cannot be imported: {error}") from error
+        raise _refused(name, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Feature)):
         raise _refused(name, "is no subclass of kimi_ray.Feature")
     return found
+
+
+def _class_name(feature: Feature) -> str:
+    kind = type(feature)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _refused(name: str, why: str) -> ConfigError:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dishka import AsyncContainer
 
+from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.agent_services import SessionView
 from kimi_ray.hosts.features import Features
+from kimi_ray.scopes import dispose, open_scope, service_name
 from kimi_ray.store.seam import Stream
+
+_T = TypeVar("_T")
 
 
 class HostScopes:
@@ -34,8 +38,13 @@ class HostScopes:
         """How many sessions have a scope here."""
         return len(self._sessions)
 
-    async def enter(self, stream: Stream, context: dict[Any, Any]) -> AsyncContainer:
-        """The scope of an agent; ``leave`` closes it."""
+    async def enter(self, stream: Stream, context: dict[Any, Any], service: type[_T]) -> _T:
+        """Open the scope of an agent, with what is built with each, and build a service in it; ``leave`` closes it.
+
+        Raises:
+            AgentError: ``agent.start_failed`` naming the service that could not be built, or what its constructor
+                raised of ours; what was built of the scope is disposed by then.
+        """
         session_id = stream.session_id
         opening = self._sessions.get(session_id)
         if opening is None:
@@ -43,13 +52,13 @@ class HostScopes:
         self._agents[session_id] += 1
         try:
             session = await asyncio.shield(opening)
-            scope = await session(context=context).__aenter__()
-            await self._begin(scope, self._features.on_agent())
+            scope = await open_scope(session, context)
+            built = await _built(scope, [*self._features.on_agent(), service], str(stream))
             self._scopes[stream] = scope
         except BaseException:
             await self._let_go(session_id)
             raise
-        return scope
+        return built
 
     async def leave(self, stream: Stream) -> None:
         """Close the scope of an agent, if it has one. Idempotent."""
@@ -57,7 +66,7 @@ class HostScopes:
         if scope is None:
             return
         try:
-            await scope.close()
+            await dispose(scope, str(stream))
         finally:
             await self._let_go(stream.session_id)
 
@@ -67,18 +76,9 @@ class HostScopes:
             await self.leave(stream)
 
     async def _open_session(self, session_id: str) -> AsyncContainer:
-        scope = await self._app(context={SessionView: SessionView(session_id)}).__aenter__()
-        await self._begin(scope, self._features.on_session())
+        scope = await open_scope(self._app, {SessionView: SessionView(session_id)})
+        await _built(scope, self._features.on_session(), session_id)
         return scope
-
-    async def _begin(self, scope: AsyncContainer, services: Sequence[type]) -> None:
-        """Build what is built with a scope; the first that fails takes the scope with it."""
-        try:
-            for service in services:
-                await scope.get(service)
-        except BaseException:
-            await scope.close()
-            raise
 
     async def _let_go(self, session_id: str) -> None:
         self._agents[session_id] -= 1
@@ -88,4 +88,28 @@ class HostScopes:
         opening = self._sessions.pop(session_id)
         await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
-            await opening.result().close()
+            await dispose(opening.result(), session_id)
+
+
+async def _built(scope: AsyncContainer, services: Sequence[type], name: str) -> Any:
+    """Build services in a scope, in order; gives the last. The first that fails takes the scope with it."""
+    built: Any = None
+    service: type | None = None
+    try:
+        for service in services:
+            built = await scope.get(service)
+    except KimiRayError:
+        await dispose(scope, name)
+        raise
+    except Exception as error:
+        await dispose(scope, name)
+        raise AgentError(
+            f"{name} cannot live: {service_name(service)} could not be built: {type(error).__name__}: {error}",
+            code="agent.start_failed",
+            hint="the service or tool named, or one that it needs, raised while it was built",
+            details={"service": service_name(service), "exception": type(error).__name__},
+        ) from error
+    except BaseException:
+        await dispose(scope, name)
+        raise
+    return built

@@ -14,7 +14,7 @@ from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
-from kimi_ray.events import parse_header
+from kimi_ray.events import CORE, Catalog, parse_header
 from kimi_ray.hosts.agent_services import OpenedLog
 from kimi_ray.hosts.coalescing import Coalesced
 from kimi_ray.hosts.ports import Cluster, store_name
@@ -43,9 +43,11 @@ class LogOpener:
         cluster: Where the store lives.
         store: Calls to it.
         config: Bounds and time-outs.
+        catalog: The event types that logs may have.
     """
 
-    def __init__(self, cluster: Cluster, store: StoreCalls, config: RuntimeConfig) -> None:
+    def __init__(self, cluster: Cluster, store: StoreCalls, config: RuntimeConfig, catalog: Catalog = CORE) -> None:
+        self._catalog = catalog
         self._cluster = cluster
         self._store = store
         self._config = config
@@ -99,7 +101,7 @@ class LogOpener:
             is_new = False
         preparation: Preparation | None = None
         if is_new:
-            fold, log = AgentFold(), EventLog(parse_header(spec.header), max_event_bytes=self._config.max_event_bytes)
+            fold, log = AgentFold(), self._new_log(spec.header)
         else:
             try:
                 preparation = await self._prepared.prepare(stream, grant)
@@ -220,7 +222,7 @@ class LogOpener:
 
     async def _restore(self, stream: Stream, grant: WriterGrant) -> tuple[EventLog, AgentFold]:
         header = grant.header if grant.header is not None else (await self._store.inspect(stream)).header
-        log = EventLog(parse_header(header), max_event_bytes=self._config.max_event_bytes)
+        log = self._new_log(header)
         fold = AgentFold(seed_bind=header.get("bind"))
         try:
             async with aclosing(self._pages(stream, grant.next_seq)) as pages:
@@ -231,6 +233,9 @@ class LogOpener:
         except LogError as error:
             raise await self._with_path(stream, error) from error
         return log, fold
+
+    def _new_log(self, header: dict[str, Any] | None) -> EventLog:
+        return EventLog(parse_header(header), catalog=self._catalog, max_event_bytes=self._config.max_event_bytes)
 
     async def _pages(self, stream: Stream, end: int) -> AsyncGenerator[tuple[bytes, ...]]:
         """The stored lines below ``end``, in pages; while one is read back the store fetches the next."""

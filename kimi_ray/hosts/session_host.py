@@ -34,7 +34,7 @@ from kimi_ray.hosts.tool_check import check_tools
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
-from kimi_ray.scopes import assemble
+from kimi_ray.scopes import assemble, dispose, open_scope
 from kimi_ray.session import Activity, new_document
 from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, SessionGrant, Stream
@@ -124,7 +124,7 @@ class SessionHost:
         if not failures:
             for session_id in list(self._scopes):
                 await self._leave(session_id)
-            await self._app.close()
+            await dispose(self._app, self._name)
         if failures:
             first = next(iter(failures.values()))
             raise SessionError(
@@ -468,7 +468,7 @@ class SessionHost:
     async def _live(self, claimed: ClaimedSession) -> LiveSession:
         """The session in a Session container of its own; one that is left over from before is closed."""
         await self._leave(claimed.spec.session_id)
-        scope = await self._app(context={ClaimedSession: claimed}).__aenter__()
+        scope = await open_scope(self._app, {ClaimedSession: claimed})
         self._scopes[claimed.spec.session_id] = scope
         return await scope.get(LiveSession)
 
@@ -476,7 +476,7 @@ class SessionHost:
         """Close a session's container."""
         scope = self._scopes.pop(session_id, None)
         if scope is not None:
-            await scope.close()
+            await dispose(scope, session_id)
 
     async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
         """Take back what a failed opening did, as far as it can be reached; the failure itself is what is raised.

@@ -1,18 +1,19 @@
-"""Scopes: how long a service lives, and the containers that hold services of one lifetime.
+"""Scopes: how long a service lives, how the containers of one lifetime come, and how they go.
 
-``APP < SESSION < AGENT``: a service may depend on services of its own or an outer scope. Containers are dishka's;
-missing, cyclic and wrong-scope dependencies are found when the App container is assembled, not in the middle of a run.
+``APP < SESSION < AGENT``: a service may depend on services of its own or an outer scope. Containers are dishka's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-from dishka import AsyncContainer, BaseScope, Provider, make_async_container, new_scope
-from dishka.exception_base import DishkaError
+from dishka import AsyncContainer, BaseScope, new_scope
+from dishka.exceptions import ExitError
 
-from kimi_ray.errors import ConfigError
+_logger = logging.getLogger(__name__)
 
 
 class LifecycleScope(BaseScope):
@@ -26,22 +27,74 @@ class LifecycleScope(BaseScope):
     """As long as one agent holds its log."""
 
 
-def assemble(providers: Iterable[Provider], values: Mapping[type, Any]) -> AsyncContainer:
-    """The App container of this process, checked as a whole.
+class TaskLock:
+    """A lock that the task which holds it may take again: a service may ask its container while it is built."""
+
+    __slots__ = ("_depth", "_lock", "_owner")
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._owner: asyncio.Task[Any] | None = None
+        self._depth = 0
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        if self._owner is not task:
+            await self._lock.acquire()
+            self._owner = task
+        self._depth += 1
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._lock.release()
+
+
+async def open_scope(parent: AsyncContainer, values: Mapping[type, Any]) -> AsyncContainer:
+    """The container of the next inner scope; ``dispose`` ends it.
+
+    However many ask it at once, it builds one of each service.
 
     Args:
-        providers: What contributes services, of any scope.
-        values: Services that exist already (the config, the cluster), by type.
-
-    Raises:
-        ConfigError: ``config.assembly`` naming the missing, cyclic or wrong-scope dependency and its path.
+        parent: The container of the outer scope, which must outlive it.
+        values: Services of the inner scope that exist already, by type.
     """
-    try:
-        return make_async_container(*providers, scopes=LifecycleScope, context=dict(values))
-    except DishkaError as error:
-        raise ConfigError(
-            f"the services do not fit together: {error}",
-            code="config.assembly",
-            hint="look at the constructor named above: each of its parameters needs a provider of the same or an outer "
-            "scope",
-        ) from error
+    return await parent(context=dict(values), lock_factory=TaskLock).__aenter__()
+
+
+async def dispose(container: AsyncContainer, name: str) -> list[str]:
+    """End a container: what was built in it is disposed, newest first. Idempotent.
+
+    A disposer that raises keeps none from its turn: it is logged with the label of the service that it belongs to. Nor
+    does a cancel: it is raised when all had theirs.
+
+    Args:
+        container: Which.
+        name: Whose container it is, for the log.
+
+    Returns:
+        The labels of the disposers that raised.
+    """
+    failed: list[str] = []
+    cancelled: asyncio.CancelledError | None = None
+    while True:
+        try:
+            await container.close()
+        except ExitError as errors:
+            for error in errors.exceptions:
+                failed.append(_label(error))
+                _logger.warning("%s: disposing of %s failed: %r", name, failed[-1], error, exc_info=error)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            continue  # the container has let go of that one disposer: the others are still to come
+        break
+    if cancelled is not None:
+        raise cancelled
+    return failed
+
+
+def _label(error: BaseException) -> str:
+    """The factory whose disposer raised: the frame that dishka resumed."""
+    resumed = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    return "a service" if resumed is None else resumed.tb_frame.f_code.co_qualname.rpartition("<locals>.")[2]

@@ -17,12 +17,15 @@ def builtin_tools() -> dict[str, Tool]:
     return {tool.name: tool for tool in tools}
 
 
-def select_tools(names: Iterable[str], user_tools: Mapping[str, Tool] | Sequence[Tool] = ()) -> list[Tool]:
+def select_tools(
+    names: Iterable[str], user_tools: Mapping[str, Tool] | Sequence[Tool] = (), *, elsewhere: Iterable[str] = ()
+) -> list[Tool]:
     """The tools of these names, in this order, each once; a user's tool wins over a built-in one of its name.
 
     Args:
         names: What the agent is to have.
         user_tools: Further tools, those of features and of the user: a mapping by name, or a sequence.
+        elsewhere: Names of tools that are made where the agent lives: they are passed over.
 
     Raises:
         ToolError: ``tool.unknown``, with near names in the hint; ``tool.bad_signature`` for a name that no server
@@ -43,15 +46,19 @@ def select_tools(names: Iterable[str], user_tools: Mapping[str, Tool] | Sequence
         seen.add(name)
         known[name] = tool
     selected: dict[str, Tool] = {}
+    passed = frozenset(elsewhere).difference(seen)
     for name in names:
+        if name in passed:
+            continue
         if name not in known:
-            lower = {candidate.lower(): candidate for candidate in known}
+            there = sorted({*known, *passed})
+            lower = {candidate.lower(): candidate for candidate in there}
             near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
             raise ToolError(
                 f"there is no tool named {name[:80]!r}",
                 code="tool.unknown",
-                hint=f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}",
-                details={"name": name[:200], "known": sorted(known)},
+                hint=f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(there)}",
+                details={"name": name[:200], "known": there},
             )
         selected[name] = known[name]
     return list(selected.values())
