@@ -142,6 +142,11 @@ class RuntimeConfig(Settings):
         default=7200.0, ge=0, description="Longest run of a subagent that a model started, seconds; 0: no bound."
     )
     max_delegation_depth: int = Field(default=4, ge=0, description="How deep agents may start agents.")
+    agent_swarm_max_concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most subagents at once of one call of the tool `AgentSwarm`; none: as many as it asks for.",
+    )
     fs_spec: str | None = Field(default=None, description="Fault injection of the file system, for tests.")
 
     def runtime_fingerprint(self) -> dict[str, Any]:
