@@ -8,11 +8,12 @@ import sys
 import kimi_ray
 
 PUBLIC = """
-Agent AgentError AgentEvent ArchiveResult ConfigError IndexStatus Item KimiRayError Limits LogError Pending Profile
-PromptHandle PromptResult ProviderError ReadStore ResolvedModel ResultRow RunError Runtime RuntimeConfig RuntimeFault
-Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary StoreError Stream SwarmHandle
-SwarmProgress SwarmReport ToolContext ToolError ToolOutput Usage Workdir Workspace WorkspaceEntry WorkspaceList
-__version__ open_store run_sync tool
+Agent AgentAwake AgentError AgentEvent AgentLeaving AgentSlots ArchiveResult ChildEnded ChildStarting ConfigError
+Feature HookSlot IndexStatus Item KimiRayError LifecycleScope Limits LogError Pending Profile PromptGate PromptHandle
+PromptQueued PromptResult ProviderError ReadStore RequestFailed ResolvedModel ResultRow RunError Runtime RuntimeConfig
+RuntimeFault Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary StepStarting StoreError
+Stream SwarmHandle SwarmProgress SwarmReport TaskChanged ToolContext ToolDone ToolError ToolGate ToolOutput TurnEnded
+TurnStarted TurnStopping Usage Workdir Workspace WorkspaceEntry WorkspaceList __version__ open_store run_sync tool
 """.split()
 
 
