@@ -76,6 +76,7 @@ CORE = Catalog(
         EventType("profile/bind", p.ProfileBind),
         EventType("profile/model", p.ProfileModel),
         EventType("permission/mode", p.PermissionMode),
+        EventType("permission/asked", p.PermissionAsked, ignorable=True),
         EventType("permission/decided", p.PermissionDecided),
         EventType("compaction/start", p.CompactionStart),
         EventType("compaction/summary", p.CompactionSummary),

@@ -266,13 +266,34 @@ class PermissionMode(Payload):
     mode: Literal["manual", "auto", "yolo"]
 
 
+class PermissionAsked(Payload):
+    """A call waits for somebody who says whether it may start."""
+
+    call_id: str
+    name: str
+    about: str
+    """What the call is about: a command, a path."""
+    by: str
+    """Why it is asked: ``rule``, ``sensitive``, ``git``, ``mode``."""
+    rule: str | None = None
+    wait_s: float
+    """So long at most."""
+
+
 class PermissionDecided(Payload):
-    """A permission decision."""
+    """Whether a call may start."""
 
     call_id: str
     decision: str
+    """``allow``, ``deny``, or ``cancelled``: the turn ended before somebody answered."""
     rule: str | None = None
+    """The rule that decided; with ``scope`` the call that is allowed from here on."""
     by: str | None = None
+    """``rule``, ``session``, ``default``, ``git``, ``user``, ``nobody``, ``mode``, ``turn``."""
+    scope: str | None = None
+    """``session``: also all further calls like it."""
+    feedback: str | None = None
+    """What the user said about it."""
 
 
 class CompactionStart(Payload):
@@ -482,15 +503,24 @@ class TodoWrite(Payload):
 
 
 class HookInvoked(Payload):
-    """A hook ran."""
+    """A hook is about to run; ``about`` is the prompt, call, turn, agent or task that it is told of."""
 
     event: str
     command: str
+    about: str | None = None
 
 
 class HookResult(Payload):
-    """What the hook said."""
+    """What the hook said; without a ``hook/invoked`` before it: why it never runs."""
 
     event: str
     blocked: bool
     message: str | None = None
+    """The reason when it blocked, else text for the model."""
+    command: str | None = None
+    about: str | None = None
+    exit_code: int | None = None
+    timed_out: bool | None = None
+    duration_ms: int | None = None
+    error: str | None = None
+    """Why nothing was made of it: the event went on as if it had not been asked."""
