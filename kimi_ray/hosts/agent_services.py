@@ -17,6 +17,7 @@ from typing import Any
 
 from dishka import AsyncContainer, Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
+from kimi_ray.agent.final_answer import FinalAnswer
 from kimi_ray.agent.fold import AgentFold
 from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
@@ -25,17 +26,20 @@ from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.rollout_agent import RolloutFunctionAgent
 from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec, Outcome
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import ToolError
 from kimi_ray.hosts.features import Features
+from kimi_ray.hosts.limiter_leases import LimiterLeases
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.prepared_logs import Preparation
 from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.llm.chat import ChatProvider
 from kimi_ray.llm.models import ResolvedModel, build_provider
+from kimi_ray.llm.slots import SharedProvider
 from kimi_ray.log import EventLog
 from kimi_ray.scopes import LifecycleScope
 from kimi_ray.settings import Workdir
@@ -89,16 +93,18 @@ class AgentCallbacks:
 class ModelPool:
     """The providers of this process: one for all agents that reach a server in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, leases: LimiterLeases) -> None:
+        self._leases = leases
         self._providers: dict[str, ChatProvider] = {}
 
     def provider(self, model: ResolvedModel) -> ChatProvider:
-        """The provider for a model; built at first use."""
+        """The provider for a model, with its places where they are counted; built at first use."""
         key = model.cache_key()
         found = self._providers.get(key)
         if found is None:
             found = self._providers[key] = build_provider(model)
-        return found
+        slots = self._leases.slots(model)
+        return found if slots is None else SharedProvider(found, slots)
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -161,9 +167,16 @@ class AppServices(Provider):
     features = from_context(Features, scope=LifecycleScope.APP)
 
     @provide
-    async def models(self) -> AsyncIterator[ModelPool]:
+    async def leases(self, cluster: Cluster) -> AsyncIterator[LimiterLeases]:
+        """This host's places at the model servers."""
+        leases = LimiterLeases(cluster)
+        yield leases
+        await leases.close()
+
+    @provide
+    async def models(self, leases: LimiterLeases) -> AsyncIterator[ModelPool]:
         """The model servers."""
-        pool = ModelPool()
+        pool = ModelPool(leases)
         yield pool
         await pool.close()
 
@@ -303,6 +316,11 @@ class AgentServices(Provider):
         return Requester(journal, spec.nonce, progress, meter)
 
     @provide
+    def final(self, journal: Journal, slots: AgentSlots) -> FinalAnswer:
+        """Checks the answers to prompts that have a schema."""
+        return FinalAnswer(journal, slots)
+
+    @provide
     def tool_runs(
         self,
         spec: AgentSpec,
@@ -314,7 +332,7 @@ class AgentServices(Provider):
         """Runs tool calls."""
         return ToolRuns(
             journal,
-            {tool.name: tool for tool in tools},
+            {final.name: final} | {tool.name: tool for tool in tools},
             environment,
             config.checkpoint,
             session_id=spec.stream.session_id,
@@ -366,7 +384,7 @@ class AgentServices(Provider):
         inbox: Inbox,
     ) -> LiveAgent:
         """The agent itself."""
-        agent = LiveAgent(
+        agent = (LiveAgent if spec.rollout is None else RolloutFunctionAgent)(
             spec,
             opened.epoch,
             journal,
@@ -381,6 +399,7 @@ class AgentServices(Provider):
             on_idle=callbacks.on_idle,
             inbox=inbox,
         )
+        agent.final = final
         agent.workdir_path = workdir.path
         agent.workdir_created = workdir.created
         agent.node_id = cluster.node_id

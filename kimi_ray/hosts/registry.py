@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 from kimi_ray.config import RuntimeConfig, differing
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.draining import Drains
+from kimi_ray.hosts.limiter_ledger import LimiterLedger
+from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
 from kimi_ray.hosts.pool import HostPool, PooledHost, named_node
 from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostListing, NodeInfo, store_name
 from kimi_ray.hosts.specs import PlaceAgent
@@ -61,6 +63,9 @@ class Registry:
         "place_agents": "default",
         "released": "control",
         "report_lost": "control",
+        "share_places": "control",
+        "leave_places": "control",
+        "limiter_changes": "control",
         "drain_node": "wait",
         "undrain_node": "control",
         "status": "control",
@@ -89,6 +94,7 @@ class Registry:
             for kind in ("agents", "sessions")
         }
         self._drains = Drains(cluster, dict(self._pools), self._stop)
+        self._limiters = LimiterLedger()
         self._sessions: dict[str, str] = {}
         self._placing: dict[str, asyncio.Task[str]] = {}
         self._leases: dict[str, _Lease] = {}
@@ -277,6 +283,20 @@ class Registry:
             doubt = self._doubted[host] = self._spawn(self._look_after(host))
             doubt.add_done_callback(lambda _: self._doubted.pop(host, None))
         return await asyncio.shield(doubt)
+
+    # -- places at model servers ------------------------------------------------------------------------------------
+
+    async def share_places(self, holder: str, wishes: list[PlacesWanted]) -> list[Portion]:
+        """A process's portions of the places at model servers, against its report (``LimiterLedger.exchange``)."""
+        return self._limiters.exchange(holder, wishes)
+
+    async def leave_places(self, holder: str) -> None:
+        """A process needs no more places. Idempotent."""
+        self._limiters.leave(holder)
+
+    async def limiter_changes(self, since: int) -> tuple[int, list[dict[str, Any]]]:
+        """What the limits did (``LimiterLedger.changes``)."""
+        return self._limiters.changes(since)
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_core import to_json
 
 from kimi_ray.errors import ConfigError
+from kimi_ray.llm.chaos import BAD_DAY, ChaosProvider, ChaosSettings
 from kimi_ray.llm.retry import RetryPolicy
 from kimi_ray.settings import Settings, Usage
 
@@ -22,6 +23,7 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 BASE_URL_ENV = "OPENAI_BASE_URL"
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 SCRIPTED = "scripted"
+CHAOS = "chaos"
 DEFAULT_SCRIPT = "kimi_ray.llm.scripts:reviewer"
 
 
@@ -37,8 +39,9 @@ class Price(Settings):
 class ModelSettings(Settings):
     """A ``[models.X]`` table: how to reach model X."""
 
-    provider: Literal["openai", "scripted"] = "openai"
-    """``openai`` is any server that speaks Chat Completions; ``scripted`` plays ``script``."""
+    provider: Literal["openai", "scripted", "chaos"] = "openai"
+    """``openai`` is any server that speaks Chat Completions; ``scripted`` plays ``script``; ``chaos`` spoils the
+    answers of ``inner``."""
     model: str | None = None
     """The name on the wire; None is the table's own name."""
     base_url: str | tuple[str, ...] | None = None
@@ -47,7 +50,10 @@ class ModelSettings(Settings):
     """The variable that holds the key; None is ``OPENAI_API_KEY``, an empty text says that no key is needed."""
     max_context_tokens: int | None = Field(default=None, ge=1)
     max_connections: int | None = Field(default=None, ge=1)
-    """Requests of one process under way at once; None is 10,000."""
+    """Requests under way at once, over the whole runtime; None is as many as the server bears."""
+    adaptive_connections: bool = True
+    """Find out how many requests at once the server bears, at most ``max_connections``; False starts ``max_connections``
+    at once whatever it says."""
     stream: bool = True
     timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one attempt in all."""
@@ -55,6 +61,10 @@ class ModelSettings(Settings):
     """Seconds without a byte from the server, before the first and between any two. Streams only."""
     max_attempts: int = Field(default=10, ge=1)
     """Attempts a step, the first included."""
+    retry_base_s: float = Field(default=0.5, ge=0)
+    """Seconds between the first two attempts, doubled by each further one."""
+    retry_max_s: float = Field(default=32.0, ge=0)
+    """The longest of these waits, seconds."""
     retry_after_cap_s: float = Field(default=120.0, ge=0)
     """A server that asks to wait longer than so many seconds is given up on."""
     reasoning_field: str = Field(default="reasoning_content", min_length=1)
@@ -79,6 +89,11 @@ class ModelSettings(Settings):
     """``scripted``: pace of the chunks; None is as fast as possible."""
     on_end: Literal["error", "repeat", "cycle"] = "error"
     """``scripted``: what a list of steps does when it is used up."""
+    inner: str | None = None
+    """``chaos``: the model whose answers are spoiled; None is ``scripted``. What this table does not say is as in its
+    table."""
+    chaos: ChaosSettings | None = None
+    """``chaos``: the faults; None is 10 % of 429, 5 % each of 5xx, cut streams and broken arguments."""
 
     @field_validator("base_url")
     @classmethod
@@ -103,6 +118,8 @@ class ResolvedModel(Settings):
     name: str
     """The name that the user said."""
     provider: str
+    inner_provider: str | None = None
+    """Of a ``chaos`` model: what it spoils."""
     model: str
     """The name on the wire."""
     base_urls: tuple[str, ...] = ()
@@ -116,7 +133,10 @@ class ResolvedModel(Settings):
         """When a step asks this model again."""
         settings = self.settings
         return RetryPolicy(
-            max_attempts=settings.max_attempts, retry_after_cap_ms=round(settings.retry_after_cap_s * 1000)
+            max_attempts=settings.max_attempts,
+            base_ms=round(settings.retry_base_s * 1000),
+            max_ms=round(settings.retry_max_s * 1000),
+            retry_after_cap_ms=round(settings.retry_after_cap_s * 1000),
         )
 
     def cache_key(self) -> str:
@@ -126,6 +146,19 @@ class ResolvedModel(Settings):
         digest.update(self.api_key.get_secret_value().encode() if self.api_key is not None else b"")
         return digest.hexdigest()
 
+    def limiter_key(self) -> str | None:
+        """Equal for models whose requests are counted together; None for one whose requests nobody counts.
+
+        Counted are the requests to a server, by address, name on the wire and key, and those of any model with
+        ``max_connections``. Tables that differ in that have counts of their own.
+        """
+        bound, adapts = self.settings.max_connections, self.settings.adaptive_connections
+        if bound is None and not (adapts and self.base_urls):
+            return None
+        secret = "" if self.api_key is None else self.api_key.get_secret_value()
+        where = self.base_urls or (self.name,)
+        return hashlib.sha256(to_json([where, self.model, secret, bound, adapts])).hexdigest()[:16]
+
 
 def resolve_model(
     name: str | None, models: Mapping[str, ModelSettings], base_url: str | None, environ: Mapping[str, str]
@@ -134,7 +167,8 @@ def resolve_model(
 
     1. A ``[models.X]`` table of that name; ``base_url``, when given, replaces the table's.
     2. ``scripted`` and ``scripted:package.module:function``, which need no table.
-    3. With ``base_url`` or ``OPENAI_BASE_URL``: the name on the wire of that server.
+    3. ``chaos`` and ``chaos:NAME``: the model NAME (``scripted``) on a bad day.
+    4. With ``base_url`` or ``OPENAI_BASE_URL``: the name on the wire of that server.
 
     Args:
         name: The name; None means the only table, or the one called ``default``.
@@ -157,7 +191,10 @@ def resolve_model(
     settings = models.get(name)
     if settings is None and (name == SCRIPTED or name.startswith(f"{SCRIPTED}:")):
         settings = ModelSettings(provider="scripted", script=name.partition(":")[2] or None)
-        name = SCRIPTED if name == SCRIPTED else name
+    if settings is None and (name == CHAOS or name.startswith(f"{CHAOS}:")):
+        settings = ModelSettings(provider="chaos", inner=name.partition(":")[2] or None)
+    if settings is not None and settings.provider == "chaos":
+        return _spoiled(name, settings, models, base_url, environ)
     if settings is not None and settings.provider == "scripted":
         return ResolvedModel(name=name, provider="scripted", model=settings.model or name, settings=settings)
     urls = _addresses(settings, base_url, environ)
@@ -198,6 +235,9 @@ def build_provider(resolved: ResolvedModel) -> ChatProvider:
         ConfigError: ``config.invalid_script``.
     """
     settings = resolved.settings
+    if resolved.provider == "chaos":
+        inner = resolved.model_copy(update={"provider": resolved.inner_provider, "inner_provider": None})
+        return ChaosProvider(build_provider(inner), settings.chaos or BAD_DAY)
     if resolved.provider == "scripted":
         from kimi_ray.llm.scripted import ScriptedProvider
 
@@ -234,6 +274,35 @@ def is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _spoiled(
+    name: str,
+    settings: ModelSettings,
+    models: Mapping[str, ModelSettings],
+    base_url: str | None,
+    environ: Mapping[str, str],
+) -> ResolvedModel:
+    inner_name = settings.inner or SCRIPTED
+    table = models.get(inner_name)
+    if inner_name.partition(":")[0] == CHAOS or (table is not None and table.provider == "chaos"):
+        raise ConfigError(
+            f"the model {name!r} spoils the answers of {inner_name!r}, which is a chaos model itself",
+            code="config.invalid",
+            hint=f"name the model that answers as inner in [models.{name}]",
+            details={"model": name, "inner": inner_name},
+        )
+    inner = resolve_model(inner_name, models, base_url, environ)
+    said = {key: getattr(settings, key) for key in settings.model_fields_set}
+    return inner.model_copy(
+        update={
+            "name": name,
+            "provider": CHAOS,
+            "inner_provider": inner.provider,
+            "model": settings.model or inner.model,
+            "settings": inner.settings.model_copy(update=said),
+        }
+    )
 
 
 def _addresses(settings: ModelSettings | None, base_url: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
