@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kimi_ray.agent.final_answer import FinalAnswer
 from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
 from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
@@ -88,6 +89,8 @@ class LiveAgent:
         self.prompts = prompts
         self.meter = meter
         self.progress = progress
+        self.final: FinalAnswer | None = None
+        """Checks the answers to prompts that have a schema."""
         self.workdir_path: str | None = None
         self.workdir_created = False
         self.node_id: str | None = None
@@ -443,10 +446,16 @@ class LiveAgent:
         return TurnConfig(
             route=ModelRoute(self._provider, model.model, model.retry, model.settings.record_chunks),
             system=profile.system_prompt,
-            tools=self._tools,
+            tools=(*self._tools, *self._final_answer()),
             sampling=sampling,
             header_extra=_wire_settings(model),
         )
+
+    def _final_answer(self) -> tuple[ToolSpec, ...]:
+        if self.final is None:
+            return ()
+        active = (self.prompts.get(prompt_id) for prompt_id in self.prompts.active)
+        return self.final.begin([record for record in active if record is not None])
 
     def _outcome(self, prompt_id: str, state: PromptState, turn: int | None, error: dict[str, Any] | None) -> Outcome:
         fold = self.journal.fold

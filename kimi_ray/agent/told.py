@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord
 from kimi_ray.agent.specs import PromptResult
+from kimi_ray.events import thaw
 
 
 def told(result: PromptResult, fold: AgentFold) -> PromptResult:
@@ -17,9 +18,9 @@ def told(result: PromptResult, fold: AgentFold) -> PromptResult:
         return result
     changes: dict[str, object] = {}
     if record.state == "completed" and record.output is not None:
-        changes["output"] = record.output
+        changes["output"] = thaw(record.output)
     if fold.scores:
-        changes["scores"] = dict(fold.scores)
+        changes["scores"] = {name: thaw(value) for name, value in fold.scores.items()}
     if record.is_rollout:
         last = fold.turns.get(max(fold.turns, default=-1))
         output = changes.get("output")

@@ -328,6 +328,7 @@ class AgentServices(Provider):
         tools: list[Tool],
         environment: Environment,
         config: RuntimeConfig,
+        final: FinalAnswer,
     ) -> ToolRuns:
         """Runs tool calls."""
         return ToolRuns(
@@ -382,6 +383,7 @@ class AgentServices(Provider):
         cluster: Cluster,
         callbacks: AgentCallbacks,
         inbox: Inbox,
+        final: FinalAnswer,
     ) -> LiveAgent:
         """The agent itself."""
         agent = (LiveAgent if spec.rollout is None else RolloutFunctionAgent)(
