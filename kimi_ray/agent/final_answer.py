@@ -16,7 +16,8 @@ from pydantic_core import from_json
 from kimi_ray.agent.fold import PromptRecord
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.slots import AgentSlots, StepStarting, ToolDone, TurnStopping
-from kimi_ray.errors import AgentError, KimiRayError, ToolError
+from kimi_ray.errors import AgentError, KimiRayError, LogError, ToolError
+from kimi_ray.events import freeze, thaw
 from kimi_ray.llm.chat import ToolSpec
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 from kimi_ray.tools.output_schema import problems_of
@@ -62,7 +63,7 @@ class FinalAnswer:
         """A turn begins: the tool that it offers, if its first prompt has a schema."""
         first = prompts[0] if prompts else None
         schema = first.output_schema if first is not None else None
-        self._schema = dict(schema) if schema is not None else None
+        self._schema = thaw(schema)
         self._answered = False
         self._problems, self._refused = [], 0
         if first is None or schema is None:
@@ -99,11 +100,11 @@ class FinalAnswer:
         if not isinstance(arguments, dict):
             problems = ["the arguments are not one JSON object"]
         elif _is_object(self._schema):
-            problems = problems_of(self._schema, arguments)
+            problems = _problems(self._schema, arguments)
         elif _WRAPPED not in arguments:
             problems = [f"`{_WRAPPED}` is required"]
         else:
-            problems = problems_of(self._schema, cast("dict[str, Any]", arguments)[_WRAPPED])
+            problems = _problems(self._schema, cast("dict[str, Any]", arguments)[_WRAPPED])
         if problems:
             self._refuse(problems)
             raise ToolError(
@@ -143,7 +144,7 @@ class FinalAnswer:
         self._refuse(problems)
         if self._refused > MAX_CORRECTIONS:
             raise self._invalid(f"{self._refused} answers", event.text)
-        event.go_on(_correction(problems), kind="output_schema")
+        event.go_on(_correction(problems), kind="output_schema", times=MAX_CORRECTIONS)
 
     def _record(self, value: Any, by: str) -> None:
         self._answered = True
@@ -179,10 +180,18 @@ def _answer_in(text: str, schema: dict[str, Any]) -> tuple[Any, list[str]]:
         if schema.get("type") == "string" and text.strip():
             return text, problems_of(schema, text)
         return None, ["the last message is not the answer as JSON"]
-    problems = problems_of(schema, value)
+    problems = _problems(schema, value)
     if problems and schema.get("type") == "string" and not problems_of(schema, text):
         return text, []
     return value, problems
+
+
+def _problems(schema: dict[str, Any], value: Any) -> list[str]:
+    try:
+        freeze(value)
+    except LogError as error:
+        return [error.message]
+    return problems_of(schema, value)
 
 
 def _correction(problems: list[str]) -> str:
