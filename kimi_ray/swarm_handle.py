@@ -261,6 +261,8 @@ class SwarmHandle:
             node_id=agent.node_id,
             cwd=agent.cwd,
             user_tools=plan.user_tools,
+            rollout=plan.rollout,
+            output_schema=plan.output_schema,
             denied_paths=agent.denied_paths,
             keep_workdirs=plan.keep_workdirs,
             price_date=agent.price_date,

@@ -41,7 +41,7 @@ async def activate_agent(
         KimiRayError: what the activation raised; ``infra.*`` when hosts were lost again and again. The place is given
             back then.
     """
-    wish = PlaceAgent(spec.stream, isolation, node_id, fingerprint_of(spec.user_tools, spec.workdir))
+    wish = PlaceAgent(spec.stream, isolation, node_id, fingerprint_of(spec.code, spec.workdir))
     may_exist = False
     last: KimiRayError | None = None
     for _ in range(ACTIVATION_TRIES):

@@ -451,7 +451,7 @@ class AgentHost:
         burial = self._burials.get(stream)
         if burial is not None:
             await asyncio.wait([burial])  # it lets go of what is open under this name
-        await self.check_tools(spec.user_tools, spec.workdir)
+        await self.check_tools(spec.code, spec.workdir)
         opened = await self._opener.open(spec, on_fenced=lambda _error: self._fenced(stream))
         log = opened.log
         if log.header.origin == "fork" and log.last_end_seed is None and log.next_seq < (log.header.seed_length or 0):

@@ -6,7 +6,8 @@ it was only thought dead, has no say any more) and stay as they are. Their swarm
 - with ``on_interrupted="continue"`` a rollout goes on in its own log. A living agent is simply waited for, a cold one
   is brought to life, of one that has ended its log tells how: nothing runs twice.
 - with ``restart``, and where a log was cancelled, the rollout begins again as a new attempt. What lives of it is
-  closed first. Attempts that the logs tell of are counted: no two of a rollout have one number, or one seed.
+  closed first. A rollout function that still runs is waited for, one that was lost begins again: both whatever is said.
+  Attempts that the logs tell of are counted: no two of a rollout have one number, or one seed.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ async def going_on(
     store: StoreCalls, spec: SwarmSpec, so_far: RunSoFar, living: Mapping[str, str]
 ) -> dict[RolloutKey, tuple[GoingOn, StoredAgent]]:
     """The rollouts of a swarm that go on in their own logs: those of whose newest attempt the driver has no row."""
-    if spec.on_interrupted != "continue":
+    if spec.on_interrupted != "continue" and spec.rollout is None:
         return {}
     gate = asyncio.Semaphore(_READS_AT_ONCE)
 

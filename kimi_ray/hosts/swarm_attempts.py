@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kimi_ray.agent.specs import RolloutCall
 from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.specs import AgentProgress, AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
@@ -117,14 +118,36 @@ def run_request(
         workdir=rollout.workdir,
         keep_workdir=spec.keep_workdirs,
         user_tools=spec.user_tools,
+        rollout=_call_of(spec, rollout, number, int(sampling.seed or 0)),
         item=rollout.item,
         denied_paths=spec.denied_paths,
         send_seed=send_seed,
         claim=spec.claim,
     )
-    on_interrupt = "continue" if spec.on_interrupted == "continue" else "fail"
-    prompt = PromptSpec(prompt_id=new_message_id(), text=rollout.prompt, on_interrupt=on_interrupt)
+    prompt = PromptSpec(
+        prompt_id=new_message_id(),
+        text=rollout.prompt,
+        # A function has no middle from which it could go on.
+        on_interrupt="continue" if spec.on_interrupted == "continue" and spec.rollout is None else "fail",
+        source=None if spec.rollout is None else {"kind": "rollout", "function": spec.rollout.name},
+        output_schema=spec.output_schema if spec.rollout is None else None,
+    )
     return RunRequest(agent, (prompt,), release=True)
+
+
+def _call_of(spec: SwarmSpec, rollout: Rollout, number: int, seed: int) -> RolloutCall | None:
+    if spec.rollout is None:
+        return None
+    return RolloutCall(
+        function=spec.rollout,
+        item_id=rollout.key.item_id,
+        repeat=rollout.key.repeat,
+        attempt=number,
+        seed=seed,
+        run_id=spec.run_id,
+        tags=rollout.tags,
+        output_schema=spec.output_schema,
+    )
 
 
 def going_on_request(request: RunRequest, one: GoingOn) -> RunRequest:
@@ -179,6 +202,8 @@ def attempt_row(spec: SwarmSpec, attempt: Attempt, ending: Ending) -> AttemptRow
         stop=ending.stop,
         error=error_of(ending.stop, ending.error),
         text=outcome.result.text if outcome is not None and known else None,
+        output=outcome.result.output if outcome is not None and known else None,
+        scores=outcome.result.scores if outcome is not None and known else {},
         usage=totals.usage,
         cost_usd=totals.cost_usd,
         price_date=spec.price_date if totals.cost_usd is not None else None,

@@ -68,7 +68,7 @@ class SwarmPlaces:
                 self._codes[host] = self._code_of(attempt)
 
     def _code_of(self, attempt: Attempt) -> str:
-        return fingerprint_of(self._spec.user_tools, attempt.request.agent.workdir)
+        return fingerprint_of(self._spec.code, attempt.request.agent.workdir)
 
     def _free_for(self, code: str) -> str | None:
         return next((host for host in self._free if self._codes.get(host) == code), None)

@@ -283,7 +283,7 @@ class SwarmRun:
             if one is not None and one.ended is not None:
                 attempts.remove(attempt)
                 attempt.told = True
-                self._finish(attempt, ending_of(one.ended), placed=False)
+                self._conclude(attempt, one.ended, placed=False)
         await self._place_and_begin(attempts)
 
     async def _place_and_begin(self, attempts: list[Attempt]) -> None:
@@ -376,7 +376,15 @@ class SwarmRun:
                 self._places.leave(attempt.host)
                 self._spawn(self._revive([attempt]))
             else:
-                self._finish(attempt, ending_of(outcome))
+                self._conclude(attempt, outcome)
+
+    def _conclude(self, attempt: Attempt, outcome: Outcome, *, placed: bool = True) -> None:
+        """An agent told how it ended."""
+        if self._spec.rollout is not None and (outcome.result.error or {}).get("code") == "turn.interrupted":
+            # Its function was lost, and has no middle from which it could go on.
+            self._again(attempt, ending_of(outcome))
+        else:
+            self._finish(attempt, ending_of(outcome), placed=placed)
 
     def _finish(self, attempt: Attempt, ending: Ending, *, placed: bool = True) -> None:
         if not self._close_attempt(attempt, ending, placed=placed):
@@ -485,7 +493,7 @@ class SwarmRun:
                 self._finish(attempt, Ending("cancelled"))
             elif attempt.revivals > MAX_REVIVALS + 1 or attempt.resends > _RESENDS:
                 self._finish(attempt, ending)
-            elif self._spec.on_interrupted == "restart" and was_running:
+            elif was_running and (self._spec.on_interrupted == "restart" or self._spec.rollout is not None):
                 self._again(attempt, ending)
             else:
                 # Whether its log exists is open until its prompt was accepted: `_refused` tries the other way then.

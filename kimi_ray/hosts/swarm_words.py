@@ -53,6 +53,9 @@ class SwarmSpec:
     node_id: str | None = None
     cwd: str | None = None
     user_tools: tuple[Tool, ...] = ()
+    rollout: Tool | None = None
+    """A function that each rollout runs in place of the loop, carried."""
+    output_schema: dict[str, Any] | None = None
     denied_paths: tuple[str, ...] = ()
     keep_workdirs: bool = False
     price_date: str | None = None
@@ -64,6 +67,11 @@ class SwarmSpec:
     """How deep its agents are in the tree: main's are at 1."""
     going_on: dict[RolloutKey, GoingOn] = field(default_factory=dict[RolloutKey, "GoingOn"])
     """Rollouts whose newest attempt goes on in its log."""
+
+    @property
+    def code(self) -> tuple[Tool, ...]:
+        """All of the user's code that its hosts must import."""
+        return self.user_tools if self.rollout is None else (*self.user_tools, self.rollout)
 
 
 @dataclass(frozen=True, slots=True)

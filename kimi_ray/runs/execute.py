@@ -155,6 +155,8 @@ def unchanged_parts(plan: RunPlan) -> dict[str, Any]:
         "prompt": {"sha256": prompt_hash(plan.prompt)},
         "repeats": plan.repeats,
         "seed": {"value": plan.seed.value, "sent": plan.seed.sent},
+        "rollout": None if plan.rollout is None else plan.rollout.name,
+        "output_schema": plan.output_schema,
     }
 
 
@@ -179,6 +181,8 @@ async def _manifest(
         prompt=plan.prompt,
         seed=plan.seed,
         repeats=plan.repeats,
+        rollout=None if plan.rollout is None else plan.rollout.name,
+        output_schema=plan.output_schema,
         arguments=arguments,
         config=config,
         items_source=items_source,

@@ -39,6 +39,8 @@ def build_manifest(
     repeats: int,
     arguments: Mapping[str, Any],
     config: Mapping[str, Any],
+    rollout: str | None = None,
+    output_schema: Mapping[str, Any] | None = None,
     items_source: str | None = None,
     selection: Mapping[str, Any] | None = None,
     prices: Mapping[str, Any] | None = None,
@@ -57,6 +59,8 @@ def build_manifest(
         repeats: How often each item is run.
         arguments: What the caller said (flags or keyword arguments), enough to say it again.
         config: The resolved settings.
+        rollout: The name of the rollout function.
+        output_schema: The JSON schema of the outputs.
         items_source: The items file's path, or None for items from Python.
         selection: Filter, limit, shuffle seed and id column.
         prices: Per model, US dollars and the date they were configured for.
@@ -85,6 +89,8 @@ def build_manifest(
         "seed": {"value": seed.value, "sent": seed.sent},
         "repeats": repeats,
         "rollouts": len(items) * repeats,
+        "rollout": rollout,
+        "output_schema": None if output_schema is None else dict(output_schema),
         "prices": dict(prices or {}),
         "served_models": None if served_models is None else list(served_models),
     }

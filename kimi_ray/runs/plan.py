@@ -36,6 +36,7 @@ class Rollout:
     sampling: Sampling | None
     limits: Limits | None
     workdir: Workdir | None
+    tags: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class RunPlan:
     on_interrupted: OnInterrupted = "continue"
     keep_workdirs: bool = False
     user_tools: tuple[Tool, ...] = ()
+    rollout: Tool | None = None
+    """The function that runs in place of the loop, carried."""
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema of each rollout's output."""
     denied_paths: tuple[str, ...] = ()
     kept: tuple[ResultRow, ...] = ()
     attempts_before: dict[RolloutKey, int] = field(default_factory=dict[RolloutKey, int])
@@ -96,6 +101,7 @@ class RunPlan:
                 sampling=own.sampling.over(self.settings.sampling) if own.sampling else self.settings.sampling,
                 limits=own.limits.over(self.settings.limits) if own.limits else self.settings.limits,
                 workdir=workdir,
+                tags=self.tags_of(item),
             )
 
     def tags_of(self, item: RunItem) -> dict[str, str]:
@@ -119,6 +125,8 @@ def plan_run(
     on_interrupted: OnInterrupted = "continue",
     keep_workdirs: bool = False,
     user_tools: Sequence[Tool] = (),
+    rollout: Tool | None = None,
+    output_schema: dict[str, Any] | None = None,
     denied_paths: Sequence[str] = (),
     id_column: str | None = None,
     filters: Sequence[Filter] = (),
@@ -143,6 +151,8 @@ def plan_run(
         on_interrupted: Whether a rollout whose host was lost goes on from its log or begins again.
         keep_workdirs: Leave private working directories in place.
         user_tools: The tools among ``settings.tools`` that are not built in.
+        rollout: The function that runs in place of the loop (``tools.rollout_function.carried_rollout``).
+        output_schema: What each output must fit (``tools.output_schema.schema_of``).
         denied_paths: What no agent's file tools may read.
         id_column: The column with the items' ids.
         filters: Which items to take.
@@ -159,7 +169,8 @@ def plan_run(
             f"{run_id[:80]!r} cannot be a run's id", code="run.bad_id", hint="use 1 to 128 letters, digits, _ and -"
         )
     prepared = prepare_items(items, id_column=id_column, filters=filters, shuffle=shuffle, limit=limit, sources=sources)
-    check_prompt(prompt, prepared, settings.workdir)
+    # A rollout function has the item itself: its prompt need not.
+    check_prompt(prompt, prepared, settings.workdir, needs_item=rollout is None)
     keys = keys_of(prepared, repeats)
     _check_shared_writes(settings, user_tools, prepared, len(keys))
     _check_workdirs(settings.workdir, prepared)
@@ -182,6 +193,8 @@ def plan_run(
         on_interrupted=on_interrupted,
         keep_workdirs=keep_workdirs,
         user_tools=tuple(user_tools),
+        rollout=rollout,
+        output_schema=output_schema,
         denied_paths=tuple(denied_paths),
     )
     # What the schedule refuses is told before anything is started.

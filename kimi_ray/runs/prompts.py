@@ -100,8 +100,10 @@ def render_workdir(workdir: Workdir | None, item: RunItem) -> Workdir | None:
     )
 
 
-def check_prompt(prompt: Prompt, items: Iterable[RunItem], workdir: Workdir | None = None) -> None:
-    """Find before the start what would make every rollout the same, or a later one fail.
+def check_prompt(
+    prompt: Prompt, items: Iterable[RunItem], workdir: Workdir | None = None, *, needs_item: bool = True
+) -> None:
+    """Find before the start what would make every rollout the same (with ``needs_item``), or a later one fail.
 
     Raises:
         RunError: ``swarm.no_placeholder`` when neither the prompt nor the workdir nor any item's own prompt or workdir
@@ -111,7 +113,7 @@ def check_prompt(prompt: Prompt, items: Iterable[RunItem], workdir: Workdir | No
     in_workdir = {
         name for text in (workdir and workdir.path, workdir and workdir.ref) for name in placeholders(text or "")
     }
-    depends = not isinstance(prompt, str) or bool(named) or bool(in_workdir)
+    depends = not needs_item or not isinstance(prompt, str) or bool(named) or bool(in_workdir)
     for item in items:
         own = item.item
         depends = depends or own.prompt is not None or own.workdir is not None

@@ -11,7 +11,14 @@ from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.rows import AttemptRow, ResultRow
 from kimi_ray.runs.schedule import DEFAULT_RETRY_ON, checked_classes
 
-_MUST_MATCH = (("items", "sha256"), ("prompt", "sha256"), ("repeats",), ("seed",))
+_MUST_MATCH = (
+    ("items", "sha256"),
+    ("prompt", "sha256"),
+    ("repeats",),
+    ("seed",),
+    ("rollout",),
+    ("output_schema",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare the manifest of a run with the one that a resume would write.
 
     Raises:
-        RunError: ``run.mismatch`` naming every part that changed: items, prompt, repeats, seed.
+        RunError: ``run.mismatch`` naming every part that changed: items, prompt, repeats, seed, rollout, output_schema.
     """
     changed = {
         path[0]: {"before": old, "now": new}
