@@ -32,6 +32,7 @@ from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
 from kimi_ray.tools.carried import carried
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.function import as_tool
+from kimi_ray.tools.output_schema import schema_of
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
@@ -41,10 +42,12 @@ class AgentSwarmOptions(TypedDict, total=False):
     """What ``Agent.swarm`` takes beyond prompt and items; ``Session.start_swarm`` says what each means."""
 
     profile: str | Profile
+    rollout: Rollout | str | None
     model: str | ResolvedModel | None
     system_prompt: str | None
     tools: Sequence[ToolLike] | None
     sampling: Sampling | None
+    output_schema: Any
     repeats: int
     seed: int | None
     max_concurrency: int
@@ -244,10 +247,12 @@ class Session:
         items: Iterable[str | dict[str, Any] | Item],
         *,
         profile: str | Profile = "explore",
+        rollout: Rollout | str | None = None,
         model: str | ResolvedModel | None = None,
         system_prompt: str | None = None,
         tools: Sequence[ToolLike] | None = None,
         sampling: Sampling | None = None,
+        output_schema: Any = None,
         repeats: int = 1,
         seed: int | None = None,
         max_concurrency: int = 32,
@@ -271,13 +276,18 @@ class Session:
         """Run one prompt over many items, each by an agent of its own. A failing one is data in its row.
 
         Args:
-            prompt: A template with ``{{item}}`` or ``{{column}}``, or a function from an item to its prompt.
+            prompt: A template with ``{{item}}`` or ``{{column}}``, or a function from an item to its prompt; None with
+                a ``rollout`` is the item itself.
             items: Strings, dicts of columns, or ``Item`` objects.
             profile: The kind of agent.
+            rollout: A function that runs in place of the loop, ``async def rollout(ctx: RolloutContext)``, or its
+                ``package.module:function``. It runs on the agent's host; what it returns is the row's ``output``.
             model: A name, or what ``runtime.resolve_model`` gave; None is the profile's, else the main agent's.
             system_prompt: In place of the profile's.
             tools: In place of the profile's. None is the profile's less Bash, Write and Edit.
             sampling: For all; an item's own is on top.
+            output_schema: A pydantic model, or a JSON schema, that each final answer (or what the rollout function
+                returns) must fit: it is the row's ``output``.
             repeats: How often each item is run.
             seed: The run's seed. None draws one that is recorded and not sent.
             max_concurrency: Most rollouts at once.
@@ -303,8 +313,9 @@ class Session:
         Raises:
             RunError: ``items.*``, ``swarm.*``, ``run.exists`` and other ``run.*`` of the directory; ``run.mismatch``
                 when the prompt or the items of a resumed run are others.
-            ConfigError: ``profile.unknown``, ``model.not_configured``.
-            ToolError: ``tool.unknown``, ``tool.bad_signature``.
+            ConfigError: ``profile.unknown``, ``model.not_configured``, ``output.bad_schema``.
+            ToolError: ``tool.unknown``, ``tool.bad_signature``; ``tool.not_importable`` for the code of tools and
+                rollout functions.
             AgentError: ``agent.not_found`` for a parent that this session does not have.
         """
         check_settings(
@@ -336,8 +347,10 @@ class Session:
             manifest = await asyncio.to_thread(read_manifest, out)
             run_id = str(manifest["run_id"])
             run_seed = seed_of(manifest) if seed is None else seed
+        function = None if rollout is None else carried_rollout(rollout)
+        schema = None if output_schema is None else schema_of(output_schema)
         plan = plan_run(
-            prompt,
+            checked_prompt(prompt, function),
             items,
             self.with_workdir(settings),
             run_id=run_id,
@@ -351,6 +364,8 @@ class Session:
             on_interrupted=on_interrupted,
             keep_workdirs=keep_workdirs,
             user_tools=user_tools,
+            rollout=function,
+            output_schema=schema,
         )
         if out is None:
             return await self.start_plan(plan, resolved, parent=parent)

@@ -20,6 +20,8 @@ class TaskEnd:
     output: str = ""
     """Appended to what it has written so far."""
     reason: str | None = None
+    exit_code: int | None = None
+    """Of a command."""
 
 
 TaskWork = Callable[[Callable[[str], None]], Coroutine[Any, Any, TaskEnd]]

@@ -115,6 +115,8 @@ class AgentFold:
     served_model: str | None = None
     fingerprint: str | None = None
     last_message_seq: int | None = None
+    call_ids: set[str] = field(default_factory=set[str])
+    """Of all tool calls that the model ever asked for: no two in a log are the same."""
     sums: _Sums = field(default_factory=_Sums)
     revivals: int = 0
     """How often the agent was brought back to open work since it last finished a turn by itself."""
@@ -189,6 +191,13 @@ class AgentFold:
                 record.state = "steered"
                 record.turn = event.data["turn"]
                 record.steered_into = event.data["active_prompt_id"]
+
+    def _queued(self, event: SessionEvent) -> None:
+        record = self.prompts.get(event.data["prompt_id"])
+        if record is not None and record.state == "steered":
+            # Its turn ended before it could join: it waits again.
+            record.state = "pending"
+            record.turn = record.steered_into = None
 
     def _completed(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])
@@ -267,9 +276,13 @@ class AgentFold:
         self.sums.tool_calls += 1
 
     def _message(self, event: SessionEvent) -> None:
+        message = event.data["message"]
+        for block in message["content"]:
+            if block["type"] == "tool-call":
+                self.call_ids.add(block["id"])
         if event.replaced is None:
             self.last_message_seq = event.seq
-            text = message_text(event.data["message"])
+            text = message_text(message)
             if text.strip():
                 self._turn_text = text
                 self._turn_message_seq = event.seq
@@ -336,6 +349,7 @@ class AgentFold:
 
 _HANDLERS: dict[str, Any] = {
     "prompt/submitted": AgentFold._submitted,  # pyright: ignore[reportPrivateUsage]
+    "prompt/queued": AgentFold._queued,  # pyright: ignore[reportPrivateUsage]
     "prompt/started": AgentFold._started,  # pyright: ignore[reportPrivateUsage]
     "prompt/steered": AgentFold._steered,  # pyright: ignore[reportPrivateUsage]
     "prompt/completed": AgentFold._completed,  # pyright: ignore[reportPrivateUsage]

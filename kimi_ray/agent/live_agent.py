@@ -17,11 +17,14 @@ from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.notices import Notices
+from kimi_ray.agent.prompt_gates import PromptGates
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import ModelRoute, Progress
+from kimi_ray.agent.slots import AgentAwake, AgentLeaving, AgentSlots
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
 from kimi_ray.agent.told import told
-from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
 from kimi_ray.events import SessionEvent
@@ -33,6 +36,9 @@ from kimi_ray.tools.contract import Environment, Tool
 
 MAX_REVIVALS = 3
 """How often an agent is brought back to the same work before it is given up."""
+
+LEAVING_S = 15.0
+"""How long the end of an agent waits for those who are told of it."""
 
 _STATE_OF_KIND: dict[str, PromptState] = {
     "completed": "completed",
@@ -59,6 +65,8 @@ class LiveAgent:
         on_outcome: Called when a prompt reached its final state, durably.
         on_idle: Called when no prompt is left.
         inbox: What the runtime itself has to tell it.
+        slots: Who else has a say.
+        notices: Tells those who have none.
     """
 
     def __init__(
@@ -77,8 +85,14 @@ class LiveAgent:
         on_outcome: Callable[[str, Outcome], None],
         on_idle: Callable[[], None],
         inbox: Inbox | None = None,
+        slots: AgentSlots | None = None,
+        notices: Notices | None = None,
     ) -> None:
         self.spec = spec
+        self._slots = slots if slots is not None else AgentSlots()
+        self._notices = notices if notices is not None else Notices(journal)
+        self._gates = PromptGates(journal, prompts, self._slots, self._settle_soon)
+        self._waking = False
         self.inbox = inbox if inbox is not None else Inbox()
         self.inbox.on_wake(self._wake_if_open)
         self.stream = spec.stream
@@ -142,20 +156,27 @@ class LiveAgent:
         1. An open turn is closed as interrupted, its unanswered calls answered.
         2. A prompt whose turn had ended gets the state that this end gives it.
         3. An interrupted prompt fails with ``turn.interrupted``, or is continued if it was submitted so.
-        4. After ``MAX_REVIVALS`` lives in a row that finished no turn, all open prompts fail with
+        4. A prompt that was steered into the turn and had not joined it waits again.
+        5. After ``MAX_REVIVALS`` lives in a row that finished no turn, all open prompts fail with
            ``agent.revivals_exhausted``: what kills its host each time must not go on for ever.
         """
         journal, fold = self.journal, self.journal.fold
+        if self._slots.awake:
+            self._tell_awake()
         now = epoch_ms()
         for event in closing_events(journal.log.order, next_seq=journal.log.next_seq, recovered_at=now):
             journal.append(event["type"], event["data"], surface=event.get("surface"), sources=event.get("sources"))
         continued: list[str] = []
         ended: list[str] = []
+        unheard: list[PromptRecord] = []
         if fold.revivals > MAX_REVIVALS:
             self._settle_soon(self._give_up())
             return
         for record in list(fold.prompts.values()):
             if record.state not in ("running", "steered") and not (record.of_rollout and record.state == "pending"):
+                continue
+            if record.state == "steered" and not self._heard(record.prompt_id):
+                unheard.append(record)
                 continue
             turn = fold.turns.get(record.turn) if record.turn is not None else None
             reason = turn.reason if turn is not None else {"kind": "interrupted"}
@@ -173,9 +194,16 @@ class LiveAgent:
             )
             ended.append(record.prompt_id)
         self._settle_soon(ended)
+        self.prompts.put_back(unheard)
         self._continuations = [(prompt_id, "recovery") for prompt_id in continued]
         if self._continuations or len(self.prompts):
             self._wake()
+
+    def _tell_awake(self) -> None:
+        before = self.journal.fold.last_lives[0]
+        if before is not None or self.journal.log.header.origin != "fork":
+            self._waking = True
+            self._notices.tell(self._slots.awake, AgentAwake("startup" if before is None else "resume"))
 
     def _give_up(self) -> list[str]:
         """Fail every open prompt; returns their ids."""
@@ -297,6 +325,7 @@ class LiveAgent:
             self._signal.stop("fenced", fenced=True)
         if self._driver is not None:
             self._driver.cancel()
+        self._notices.stop()
 
     def watch(self) -> AgentProgress:
         """Where it stands now."""
@@ -326,6 +355,10 @@ class LiveAgent:
             await asyncio.wait([driver])
         if self._settlers:
             await asyncio.wait(self._settlers)
+        if self.failure is None:
+            if self._slots.leaving:
+                self._notices.tell(self._slots.leaving, AgentLeaving(cause))
+            await self._notices.close(LEAVING_S)
         await self._environment.close()
 
     def _wake_if_open(self) -> None:
@@ -369,11 +402,12 @@ class LiveAgent:
             signal = self._signal = TurnSignal()
             if self._closed:
                 signal.stop("closed")
-            turn = self.journal.log.order.next_turn
+            turn, reason = self.journal.log.order.next_turn, None
             try:
-                limits = _limits_of(turn_input.prompts)
-                self.meter.limits = limits.over(self.spec.limits) if limits else self.spec.limits or Limits()
-                reason = await self._loop.run(self._config(turn_input.prompts), turn_input, signal)
+                if not (self._waking or self._slots.prompt) or await self._may_start(turn_input, signal):
+                    limits = _limits_of(turn_input.prompts)
+                    self.meter.limits = limits.over(self.spec.limits) if limits else self.spec.limits or Limits()
+                    reason = await self._loop.run(self._config(turn_input.prompts), turn_input, signal)
             finally:
                 self._signal = None
             if signal.fenced or self.failure is not None:
@@ -381,12 +415,36 @@ class LiveAgent:
                 return
             settled = list(dict.fromkeys([*self.prompts.active, *ids]))
             self._undurable.update(settled)
-            self.prompts.settle(turn, _STATE_OF_KIND.get(reason["kind"], "failed"), error_of(reason))
-            for prompt_id in ids:
-                if prompt_id in self._handled:
-                    self._handled[prompt_id] = turn
+            if reason is None:
+                self.prompts.active = []
+            else:
+                self.prompts.settle(turn, _STATE_OF_KIND.get(reason["kind"], "failed"), error_of(reason))
+                for prompt_id in ids:
+                    if prompt_id in self._handled:
+                        self._handled[prompt_id] = turn
             await self._settle_durably(settled)
         self._on_idle()
+
+    async def _may_start(self, work: TurnInput, signal: TurnSignal) -> bool:
+        """Let those who listen hear of the agent first, and the prompt pass its gate. False: it has its final state."""
+        try:
+            if self._waking:
+                with signal.interruptible():
+                    await self._notices.settled()
+                self._waking = False
+            for record in work.prompts if self._slots.prompt else ():
+                work.messages = await self._gates.admit(record, signal)
+                if work.messages is None:
+                    return False
+        except TurnStopped:
+            # Before its turn began, so as if it still stood in the queue.
+            for record in work.prompts:
+                if not signal.fenced:
+                    limit = signal.limit
+                    state = "cancelled" if limit is None else "failed"
+                    self.prompts.finish(record.prompt_id, state, error=None if limit is None else limit.to_data())
+            return not work.prompts
+        return True
 
     def _settle_soon(self, prompt_ids: list[str]) -> None:
         """Prompts ended outside a turn: tell of it once it is durable."""
@@ -419,18 +477,20 @@ class LiveAgent:
         if self._continuations:
             prompt_id, why = self._continuations.pop(0)
             record = self.prompts.get(prompt_id)
-            self.prompts.active = [prompt_id] if record is not None else []
             kind = "recovery" if why == "recovery" else "user"
-            if record is not None and record.content is not None and not self._heard(prompt_id):
-                # Interrupted before its message was in the log: the prompt runs from its start.
-                return [prompt_id], TurnInput([record], kind, self.prompts.take_joining)
-            return [prompt_id], TurnInput([], kind, self.prompts.take_joining)
+            if record is None:
+                self.prompts.active = []
+                return [prompt_id], TurnInput([], kind, self._gates)
+            self.prompts.active = [prompt_id, *self.prompts.steered_into(prompt_id)]
+            # Interrupted before its message was in the log: the prompt runs from its start.
+            heard = record.content is None or self._heard(prompt_id)
+            return [prompt_id], TurnInput([] if heard else [record], kind, self._gates)
         record = self.prompts.start_next()
         if record is None:
             if self._closed or not self.inbox.wants_turn:
                 return None
-            return [], TurnInput([], self.inbox.kind, self.prompts.take_joining)
-        return [record.prompt_id], TurnInput([record], None, self.prompts.take_joining)
+            return [], TurnInput([], self.inbox.kind, self._gates)
+        return [record.prompt_id], TurnInput([record], None, self._gates)
 
     def _heard(self, prompt_id: str) -> bool:
         return any(message["id"] == prompt_id for message in self.journal.log.messages())

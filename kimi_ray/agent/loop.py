@@ -3,28 +3,40 @@
 Events of a turn, in order: ``turn/start``, ``prompt/started``; per step ``step/start``, ``user/message`` (of the
 prompts that join here), ``request/header`` when it changed, ``assistant/chunk``..., ``llm/response``,
 ``assistant/message``, ``tool/call`` and ``tool/result`` per call, ``step/end``; then ``turn/end`` and
-``prompt/completed``. However a turn ends, its brackets are closed.
+``prompt/completed``. However a turn ends, its brackets are closed. One that the user cancelled ends with a
+``user/message`` that says so to the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kimi_ray.agent.fold import PromptRecord
 from kimi_ray.agent.inbox import Inbox, Note
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.notices import Notices
+from kimi_ray.agent.prompts import user_message
 from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
+from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, TurnEnded, TurnStarted, TurnStopping
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
-from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.errors import AgentError, KimiRayError, ProviderError, as_error
 from kimi_ray.ids import new_message_id
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.llm.header import describe_request
+from kimi_ray.log import message_text
 from kimi_ray.settings import Checkpoint, Sampling
+
+MAX_MENDS = 3
+"""How often a step's request is made anew because a handler of ``request_failed`` mended the cause."""
+
+INTERRUPTION = (
+    "<system-reminder>\nThe user interrupted the turn above. What it was doing may be half done: do not take it for "
+    "finished, and do not take it up again unless the user asks for it.\n</system-reminder>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +50,33 @@ class TurnConfig:
     header_extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+class Joins(Protocol):
+    """The prompts that are steered into the running turn."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are any."""
+        ...
+
+    async def join(self, signal: TurnSignal) -> list[dict[str, Any]]:
+        """Let them join; gives their user messages.
+
+        Raises:
+            TurnStopped: the signal.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class TurnInput:
-    """What a turn starts with. ``joined`` gives, at each step, the prompts that were steered into the turn."""
+    """What a turn starts with. ``joins`` is looked at behind each step."""
 
     prompts: list[PromptRecord]
     continuation: str | None
     """None, ``user``, ``recovery``, or the source kind of the note that began it."""
-    joined: Callable[[], list[PromptRecord]]
+    joins: Joins
+    messages: list[dict[str, Any]] | None = None
+    """What the first step says to the model; None: the prompts and nothing else."""
 
 
 class TurnLoop:
@@ -61,6 +92,8 @@ class TurnLoop:
         session_id: For the provider.
         agent_id: For the provider.
         inbox: What the runtime itself has to tell.
+        slots: Who else has a say.
+        notices: Tells of turns.
     """
 
     def __init__(
@@ -75,8 +108,12 @@ class TurnLoop:
         session_id: str,
         agent_id: str,
         inbox: Inbox | None = None,
+        slots: AgentSlots | None = None,
+        notices: Notices | None = None,
     ) -> None:
         self._inbox = inbox if inbox is not None else Inbox()
+        self._slots = slots if slots is not None else AgentSlots()
+        self._notices = notices if notices is not None else Notices(journal)
         self._journal = journal
         self._requester = requester
         self._tools = tools
@@ -90,7 +127,8 @@ class TurnLoop:
         """Run one turn to its end and return its reason.
 
         1. ``turn/start`` and ``prompt/started`` are appended.
-        2. Steps run until the model asks for no tool and nobody joined, a limit, an error or the signal.
+        2. Steps run until the model asks for no tool, nobody joined and nobody wants it to go on; or until a handler
+           ends the turn, a limit, an error or the signal.
         3. Open brackets are closed, ``turn/end`` is appended. Nothing is flushed here.
 
         A fenced writer writes nothing any more: the turn just stops.
@@ -120,14 +158,20 @@ class TurnLoop:
             self._meter.end_turn()
         if not signal.fenced:
             self._close(turn, reason)
+            if self._slots.turn_ended:
+                self._notices.tell(self._slots.turn_ended, TurnEnded(turn, reason))
         self._progress.turn = self._progress.step = None
         self._progress.enter("idle")
         return reason
 
     async def _steps(self, config: TurnConfig, work: TurnInput, signal: TurnSignal, turn: int) -> dict[str, Any]:
-        journal, joining = self._journal, work.prompts
+        journal, slots = self._journal, self._slots
+        say = work.messages if work.messages is not None else [user_message(prompt) for prompt in work.prompts]
+        if slots.turn_started:
+            await self._tell_start(work, turn)
         self._meter.check_turn()
         step = 0
+        granted: dict[str, int] = {}
         while True:
             signal.check()
             self._meter.check_request()
@@ -136,17 +180,21 @@ class TurnLoop:
             if self._inbox:
                 for note in self._inbox.take():
                     self._tell(note)
-            for prompt in joining:
-                self._say(prompt)
+            for message in say:
+                journal.append("user/message", message, surface="append")
+            if slots.step:
+                with signal.interruptible():
+                    await slots.step.run(StepStarting(turn, step))
             answer, model_ms = await self._ask(config, signal, turn, step)
             calls = answer.tool_calls
             tools_ms = 0
+            stop_turn = False
             if calls:
                 self._meter.check_tool_calls(len(calls))
                 self._progress.enter("tools")
                 began = self._meter.start_work(signal)
                 try:
-                    await self._tools.run(calls, turn, step, signal)
+                    stop_turn = await self._tools.run(calls, turn, step, signal)
                 finally:
                     tools_ms = self._meter.end_work(began)
             journal.append(
@@ -160,14 +208,65 @@ class TurnLoop:
                 },
             )
             signal.check()
-            joining = work.joined()
-            if answer.finish == "max-tokens" and not calls and not joining and not self._inbox:
-                return {"kind": "truncated"}
-            if not calls and not joining and not self._inbox:
+            if stop_turn:
                 return {"kind": "completed"}
+            say = await work.joins.join(signal) if work.joins.waiting else []
+            if slots.turn_stopping and not (calls or say or self._inbox):
+                say = await self._before_stop(answer, turn, signal, granted)
+                if work.joins.waiting:
+                    say += await work.joins.join(signal)
+            if not (calls or say or self._inbox):
+                return {"kind": "truncated" if answer.finish == "max-tokens" else "completed"}
             step += 1
 
+    async def _tell_start(self, work: TurnInput, turn: int) -> None:
+        text: str | None = None
+        if work.prompts:
+            [whole] = await self._journal.resolve([{"content": work.prompts[0].content}])
+            text = message_text(whole)
+        self._notices.tell(self._slots.turn_started, TurnStarted(turn, work.continuation or "user", text))
+
+    async def _before_stop(
+        self, answer: Answer, turn: int, signal: TurnSignal, granted: dict[str, int]
+    ) -> list[dict[str, Any]]:
+        """What somebody has to say before the turn may end: one message, or none."""
+        text = message_text({"content": answer.content})
+        with signal.interruptible():
+            asked = await self._slots.turn_stopping.run(TurnStopping(turn, text, granted))
+        if asked.message is None:
+            return []
+        content, source = [self._journal.block(block) for block in asked.message["content"]], asked.message["source"]
+        granted[source["kind"]] = granted.get(source["kind"], 0) + 1
+        return [{"id": new_message_id(), "role": "user", "content": content, "source": source}]
+
     async def _ask(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> tuple[Answer, int]:
+        """The step's answer and the milliseconds it took; a request whose cause of failure was mended is made anew."""
+        slot, spent_ms, attempts = self._slots.request_failed, 0, 0
+        for mends in range(MAX_MENDS + 1):
+            request = await self._request(config, signal, turn, step)
+            self._progress.enter("model")
+            began = self._meter.start_work(signal)
+            answer = failure = None
+            try:
+                answer = await self._requester.ask(request, config.route, signal, after=attempts)
+            except ProviderError as error:
+                if not slot or mends == MAX_MENDS:
+                    raise
+                failure = error
+            finally:
+                spent_ms += self._meter.end_work(began)
+            if answer is not None:
+                return answer, spent_ms
+            assert failure is not None
+            with signal.interruptible():
+                asked = await slot.run(RequestFailed(turn, step, failure))
+            if not asked.retry:
+                raise failure
+            attempts = failure.details["attempts"]
+        raise AssertionError("the last round returns or raises")
+
+    async def _request(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> ChatRequest:
+        """The request from the log as it is now; its header is in the log, and all of it durable where that is asked."""
         journal = self._journal
         request = ChatRequest(
             model=config.route.model,
@@ -187,13 +286,7 @@ class TurnLoop:
             await journal.durable.wait_for_room()
             if self._checkpoint == "request":
                 await journal.flush()
-        self._progress.enter("model")
-        began = self._meter.start_work(signal)
-        try:
-            answer = await self._requester.ask(request, config.route, signal)
-        finally:
-            model_ms = self._meter.end_work(began)
-        return answer, model_ms
+        return request
 
     def _head(self, config: TurnConfig, request: ChatRequest) -> None:
         header = describe_request(request, provider=config.route.provider.name) | config.header_extra
@@ -203,18 +296,6 @@ class TurnLoop:
         if header != self._journal.fold.header:
             known = self._journal.fold.header is not None
             self._journal.append("request/header", {"header": header, "reason": "change" if known else "initial"})
-
-    def _say(self, prompt: PromptRecord) -> None:
-        self._journal.append(
-            "user/message",
-            {
-                "id": prompt.prompt_id,
-                "role": "user",
-                "content": prompt.content,
-                "source": {"kind": "user"},
-            },
-            surface="append",
-        )
 
     def _tell(self, note: Note) -> None:
         self._journal.append(
@@ -246,7 +327,15 @@ class TurnLoop:
                 "step/end",
                 {"turn": turn, "step": order.open_step, "store_ms": self._journal.take_store_wait_ms()},
             )
+        if reason["kind"] == "cancelled" and reason["cause"] == "user":
+            self._remind()
         self._journal.append("turn/end", {"turn": turn, "reason": reason, "steps": order.next_step})
+
+    def _remind(self) -> None:
+        """Tell the model that the user interrupted it; once, however often that happened before anybody spoke."""
+        messages = self._journal.log.messages()
+        if messages and messages[-1].get("source", {}).get("kind") != "interruption":
+            self._tell(Note("interruption", [{"type": "text", "text": INTERRUPTION}], {"kind": "interruption"}))
 
 
 def stop_of(reason: dict[str, Any]) -> str:

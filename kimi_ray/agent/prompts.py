@@ -11,21 +11,35 @@ from typing import Any
 
 from kimi_ray.agent.fold import FINAL_STATES, PromptRecord, content_hash
 from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.notices import Notices
+from kimi_ray.agent.slots import AgentSlots, PromptQueued
 from kimi_ray.agent.specs import PromptSpec
 from kimi_ray.errors import AgentError
 
 
 class Prompts:
-    """The queue and the states; every change is an event."""
+    """The queue and the states; every change is an event.
 
-    def __init__(self, journal: Journal) -> None:
+    Args:
+        journal: The agent's log.
+        slots: ``prompt_queued`` is told.
+        notices: Tells it.
+
+    Attributes:
+        joining: Prompts that were steered and join the running turn at its next step.
+        active: The ids of the prompts of the running turn, its own first.
+    """
+
+    def __init__(self, journal: Journal, slots: AgentSlots | None = None, notices: Notices | None = None) -> None:
         self._journal = journal
+        self._slots = slots if slots is not None else AgentSlots()
+        self._notices = notices if notices is not None else Notices(journal)
         self._queue: deque[str] = deque(
             record.prompt_id
             for record in journal.fold.prompts.values()
             if record.state == "pending" and not record.of_rollout
         )
-        self._joining: list[str] = []
+        self.joining: list[PromptRecord] = []
         self.active: list[str] = []
 
     def __len__(self) -> int:
@@ -64,12 +78,15 @@ class Prompts:
         if spec.output_schema is not None:
             data["output_schema"] = spec.output_schema
         self._journal.append("prompt/submitted", data)
-        if spec.steer_if_active and self.active:
-            self.steer([spec.prompt_id], queued=False)
+        if spec.steer_if_active and self._has_turn:
+            self._steer([spec.prompt_id])
             return True
         self._queue.append(spec.prompt_id)
         if self.active or len(self._queue) > 1:
             self._journal.append("prompt/queued", {"prompt_id": spec.prompt_id, "queue_length": len(self._queue)})
+            if self._slots.prompt_queued:
+                told = PromptQueued(spec.prompt_id, self._blocks_of(spec), len(self._queue))
+                self._notices.tell(self._slots.prompt_queued, told)
         return True
 
     def content_of(self, spec: PromptSpec) -> list[dict[str, Any]]:
@@ -78,30 +95,50 @@ class Prompts:
         Raises:
             AgentError: ``prompt.empty``.
         """
-        blocks = list(spec.content) if spec.content is not None else [{"type": "text", "text": spec.text}]
+        blocks = self._blocks_of(spec)
         if not any(block.get("text", "").strip() or block.get("type") != "text" for block in blocks):
             raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
         return [self._journal.block(block) for block in blocks]
 
-    def steer(self, prompt_ids: list[str], *, queued: bool = True) -> None:
+    @staticmethod
+    def _blocks_of(spec: PromptSpec) -> list[dict[str, Any]]:
+        return list(spec.content) if spec.content is not None else [{"type": "text", "text": spec.text}]
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether a turn of a prompt runs that others could join: not while that prompt is still at its gate."""
+        return bool(self.active) and self._journal.log.order.open_turn is not None
+
+    def steer(self, prompt_ids: list[str]) -> None:
         """Move queued prompts into the running turn; all or none, in the order of the queue.
 
         Raises:
-            AgentError: ``prompt.not_found``.
+            AgentError: ``prompt.not_found``: no turn runs, an id stands twice, or is not one of a waiting prompt.
         """
-        waiting = set(prompt_ids)
-        if not self.active or not prompt_ids or len(waiting) != len(prompt_ids):
+        wanted = set(prompt_ids)
+        if not self._has_turn or not prompt_ids or len(wanted) != len(prompt_ids):
             raise AgentError("there is no running turn to join with these prompts", code="prompt.not_found")
-        if queued and not waiting <= set(self._queue):
-            missing = sorted(waiting - set(self._queue))
+        missing = sorted(wanted.difference(self._queue))
+        if missing:
             raise AgentError(f"the prompt {missing[0]} is not waiting", code="prompt.not_found")
-        ordered = [prompt_id for prompt_id in self._queue if prompt_id in waiting] if queued else prompt_ids
-        self._queue = deque(prompt_id for prompt_id in self._queue if prompt_id not in waiting)
+        ordered = [prompt_id for prompt_id in self._queue if prompt_id in wanted]
+        self._queue = deque(prompt_id for prompt_id in self._queue if prompt_id not in wanted)
+        self._steer(ordered)
+
+    def _steer(self, ordered: list[str]) -> None:
         turn = self._journal.log.order.open_turn
         self._journal.append(
             "prompt/steered", {"prompt_ids": ordered, "active_prompt_id": self.active[0], "turn": turn}
         )
-        self._joining.extend(ordered)
+        self.joining.extend(self._journal.fold.prompts[prompt_id] for prompt_id in ordered)
+
+    def steered_into(self, prompt_id: str) -> list[str]:
+        """The open prompts that joined the turn of this one."""
+        return [
+            record.prompt_id
+            for record in self._journal.fold.prompts.values()
+            if record.state == "steered" and record.steered_into == prompt_id
+        ]
 
     def start_next(self) -> PromptRecord | None:
         """Take the head of the queue; it becomes active."""
@@ -112,18 +149,33 @@ class Prompts:
         return self._journal.fold.prompts[prompt_id]
 
     def take_joining(self) -> list[PromptRecord]:
-        """The prompts that join the turn at its next step."""
-        joined, self._joining = self._joining, []
-        self.active.extend(joined)
-        return [self._journal.fold.prompts[prompt_id] for prompt_id in joined]
+        """The prompts that join the turn now; they are active from here on."""
+        joined, self.joining = self.joining, []
+        self.active.extend(record.prompt_id for record in joined)
+        return joined
 
     def settle(self, turn: int | None, state: str, error: dict[str, Any] | None) -> None:
-        """Give every active prompt its final state. Prompts that were to join but did not run go back to the queue."""
+        """Give every active prompt its final state. Prompts that were to join but did not go back to their places."""
         for prompt_id in self.active:
             self.finish(prompt_id, state, turn=turn, error=error)
         self.active = []
-        self._queue.extendleft(reversed(self._joining))
-        self._joining = []
+        unheard, self.joining = self.joining, []
+        self.put_back(unheard)
+
+    def put_back(self, records: list[PromptRecord]) -> None:
+        """Let prompts wait again, each where it stood: the queue is in the order in which prompts were accepted."""
+        if not records:
+            return
+        prompts = self._journal.fold.prompts
+        self._queue = deque(
+            sorted(
+                {*self._queue, *(record.prompt_id for record in records)}, key=lambda prompt_id: prompts[prompt_id].seq
+            )
+        )
+        for record in records:
+            self._journal.append(
+                "prompt/queued", {"prompt_id": record.prompt_id, "queue_length": len(self._queue)}
+            )
 
     def finish(
         self, prompt_id: str, state: str, *, turn: int | None = None, error: dict[str, Any] | None = None
@@ -137,10 +189,12 @@ class Prompts:
         self._journal.append("prompt/completed", data)
 
     def cancel_queued(self, prompt_id: str | None) -> list[str]:
-        """Cancel one queued prompt, or all; returns those that were cancelled."""
-        hit = [queued for queued in self._queue if prompt_id is None or queued == prompt_id]
+        """Cancel one prompt that waits, for its turn or to join one, or all; returns those that were cancelled."""
+        waiting = [record.prompt_id for record in self.joining] + list(self._queue)
+        hit = [queued for queued in waiting if prompt_id is None or queued == prompt_id]
         taken = set(hit)
         self._queue = deque(queued for queued in self._queue if queued not in taken)
+        self.joining[:] = [record for record in self.joining if record.prompt_id not in taken]
         for queued in hit:
             self.finish(queued, "cancelled")
         return hit
@@ -157,3 +211,8 @@ class Prompts:
         """Whether the prompt reached a final state."""
         record = self.get(prompt_id)
         return record is not None and record.state in FINAL_STATES
+
+
+def user_message(record: PromptRecord) -> dict[str, Any]:
+    """What ``user/message`` says of a prompt."""
+    return {"id": record.prompt_id, "role": "user", "content": record.content, "source": {"kind": "user"}}

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
@@ -88,9 +88,8 @@ class Requester:
         self._rng: random.Random | None = None
         self._progress = progress
         self._meter = meter
-        self._used_call_ids: set[str] | None = None
 
-    async def ask(self, request: ChatRequest, route: ModelRoute, signal: TurnSignal) -> Answer:
+    async def ask(self, request: ChatRequest, route: ModelRoute, signal: TurnSignal, *, after: int = 0) -> Answer:
         """Ask until an answer is complete, the attempts are used up, or the turn is stopped.
 
         1. The attempt waits for a place at the server, where places are counted.
@@ -98,8 +97,15 @@ class Requester:
         3. The attempt's ``llm/response`` and, when complete, the ``assistant/message`` are appended.
         4. A retryable failure waits (``llm/retry`` first) and asks again with the same request.
 
+        Args:
+            request: What is asked.
+            route: Where.
+            signal: The turn's.
+            after: Attempts of this step that were made before: those of a request that was given up and mended.
+
         Raises:
-            ProviderError: the last attempt's.
+            ProviderError: the last attempt's; ``details.attempts`` counts them. What a filter left of an answer is
+                kept as an interrupted message.
             StoreError: there was no room for what the model said; what came so far is kept as an interrupted message.
             TurnStopped: the signal; text received so far is in the log as an interrupted message.
         """
@@ -107,28 +113,31 @@ class Requester:
         while True:
             attempt += 1
             place, waited_ms = await self._place(route, signal)
-            run = _Attempt(request, route, attempt, waited_ms)
+            run = _Attempt(request, route, after + attempt, waited_ms)
             try:
                 with place, signal.interruptible():
                     answer = await self._stream(run)
                 fault = answer_fault(empty=answer.empty, finish=answer.finish, raw_finish=answer.raw_finish)
                 if fault is not None:
+                    run.answer = answer
                     raise fault
             except ProviderError as error:
-                self._respond(run, answer=None, error=error)
+                self._respond(run, answer=run.answer, error=error)
                 # Seeding costs more than a whole turn of a scripted model, and few agents ever retry.
                 self._rng = self._rng or random.Random(self._jitter_seed)
                 delay_ms = route.retry.delay_ms(attempt, error, self._rng)
                 if delay_ms is None:
-                    raise error.with_details(attempts=attempt) from None
+                    if error.code == "provider.filtered":
+                        self._keep_text(run)
+                    raise error.with_details(attempts=run.attempt) from None
                 self._journal.append(
                     "llm/retry",
                     {
                         "turn": request.turn,
                         "step": request.step,
-                        "attempt": attempt,
+                        "attempt": run.attempt,
                         "delay_ms": delay_ms,
-                        "max_attempts": route.retry.max_attempts,
+                        "max_attempts": after + route.retry.max_attempts,
                         "error": error.to_data(),
                     },
                 )
@@ -191,7 +200,7 @@ class Requester:
     def _complete(self, run: _Attempt, answer: Assembled) -> Answer:
         self._respond(run, answer=answer, error=None)
         request, journal = run.request, self._journal
-        content = [self._with_unique_id(block) if block["type"] == "tool-call" else block for block in answer.content]
+        content = self._with_unique_ids(answer.content)
         data = _message_of(run, content)
         event = journal.append("assistant/message", data, surface="append", sources=run.chunk_seqs or None)
         if answer.meta.tokens is not None:
@@ -201,24 +210,27 @@ class Requester:
             )
         return Answer(content, answer.finish, event.seq)
 
-    def _with_unique_id(self, block: dict[str, Any]) -> dict[str, Any]:
-        if self._used_call_ids is None:
-            self._used_call_ids = {
-                inner["id"]
-                for message in self._journal.log.messages()
-                if message["role"] == "assistant"
-                for inner in message["content"]
-                if inner["type"] == "tool-call"
-            }
-        used, call_id, n = self._used_call_ids, block["id"], 1
-        while call_id in used:
-            n += 1
-            call_id = f"{block['id']}__{n}"
-        used.add(call_id)
-        return block if n == 1 else {**block, "id": call_id}
+    def _with_unique_ids(self, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The blocks, each call with an id that no other call of the log has."""
+        known, used = self._journal.fold.call_ids, set[str]()
+        out: list[dict[str, Any]] = []
+        for block in content:
+            if block["type"] != "tool-call":
+                out.append(block)
+                continue
+            call_id, n = block["id"], 1
+            while call_id in used or call_id in known:
+                n += 1
+                call_id = f"{block['id']}__{n}"
+            used.add(call_id)
+            out.append(block if n == 1 else {**block, "id": call_id})
+        return out
 
     def _keep_partial(self, run: _Attempt) -> None:
         self._respond(run, answer=None, error=None)
+        self._keep_text(run)
+
+    def _keep_text(self, run: _Attempt) -> None:
         content = run.assembler.partial()
         if content:
             data = _message_of(run, content) | {"interrupted": True}
@@ -256,14 +268,26 @@ class Requester:
 
 
 class _Attempt:
-    __slots__ = ("assembler", "attempt", "began", "chunk_seqs", "first_token", "limiter_ms", "request", "route")
+    __slots__ = (
+        "answer",
+        "assembler",
+        "attempt",
+        "began",
+        "chunk_seqs",
+        "first_token",
+        "limiter_ms",
+        "request",
+        "route",
+    )
 
     def __init__(self, request: ChatRequest, route: ModelRoute, attempt: int, limiter_ms: int | None) -> None:
         self.limiter_ms = limiter_ms
-        self.request = request
+        self.request = request if attempt == 1 else replace(request, attempt=attempt)
         self.route = route
         self.attempt = attempt
         self.assembler = Assembler()
+        self.answer: Assembled | None = None
+        """What came, where it is none to go on with."""
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.chunk_seqs: list[int] = []

@@ -6,6 +6,7 @@ what it was asked about: a prompt, a call, the turn. One that must never do harm
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,10 @@ class PromptGate:
         return "\n".join(str(block["text"]) for block in self.content if block.get("type") == "text")
 
     def block(self, reason: str) -> None:
-        """It does not run: its state will be ``blocked``."""
+        """It does not run: its state will be ``blocked``, and ``reason`` is in its error.
+
+        It stays in the log and on the surface, behind what was added before it (the reason itself, if nothing was).
+        """
         self.reason = reason
         self.decided = True
 
@@ -57,12 +61,19 @@ class ToolGate:
     """How many calls the answer has."""
     veto: ToolOutput | None = None
     """The result in place of the call."""
+    same_as: str | None = None
+    """The id of an earlier call of the answer whose result is this one's too."""
     decided: bool = False
 
     def deny(self, reason: str, *, code: str = "tool.denied", by: str | None = None) -> None:
         """The call does not start: ``reason`` goes back to the model as an error result."""
         meta = None if by is None else {"by": by}
         self.veto = ToolOutput(reason, is_error=True, error_code=code, meta=meta)
+        self.decided = True
+
+    def share(self, call_id: str) -> None:
+        """The call does not start: it gets the result of an earlier call of the same answer."""
+        self.same_as = call_id
         self.decided = True
 
     def allow(self) -> None:
@@ -72,7 +83,7 @@ class ToolGate:
 
 @dataclass(slots=True)
 class ToolDone:
-    """A call has its output; a handler may put another in its place."""
+    """A call has its output; a handler may put another in its place. Not asked of calls that were cancelled."""
 
     call_id: str
     name: str
@@ -80,6 +91,9 @@ class ToolDone:
     output: ToolOutput
     turn: int
     step: int
+    executed: bool = True
+    """False for a call that did not start: an unknown tool, bad arguments (``arguments`` is then what could be read of
+    them), a veto."""
     stop_turn: bool = False
     """The turn ends after this step, as completed."""
 
@@ -101,6 +115,7 @@ class TurnStarted:
     origin: str
     """``user``, or the kind of continuation."""
     prompt: str | None
+    """The text of the prompt that began it."""
 
 
 @dataclass(slots=True)
@@ -129,16 +144,24 @@ class RequestFailed:
 
 @dataclass(slots=True)
 class TurnStopping:
-    """The turn would complete. At most one continuation a turn is granted."""
+    """The turn would complete: no tool call, nothing joined.
+
+    A turn goes on at most once for each ``kind``, unless its handler bounds itself otherwise.
+    """
 
     turn: int
     text: str
     """The last answer."""
+    granted: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often the turn has gone on so far, by kind."""
     message: dict[str, Any] | None = None
     decided: bool = False
 
-    def go_on(self, text: str, *, kind: str) -> None:
-        """Another step, after this user message; ``kind`` is its source."""
+    def go_on(self, text: str, *, kind: str, times: int = 1) -> None:
+        """Another step, after this user message; ``kind`` is its source. Ignored once it was granted ``times`` times
+        in this turn."""
+        if self.granted.get(kind, 0) >= times:
+            return
         self.message = {"content": [{"type": "text", "text": text}], "source": {"kind": kind}}
         self.decided = True
 
@@ -153,7 +176,10 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class AgentAwake:
-    """The agent lives: ``startup`` for a new log, ``resume`` for a stored one. A notice, before any turn."""
+    """The agent lives: ``startup`` for a new log, ``resume`` for a stored one. A notice; the first turn waits for it.
+
+    A fork's first life is not told: it is neither.
+    """
 
     source: str
 

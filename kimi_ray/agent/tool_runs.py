@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from pydantic_core import from_json
 
 from kimi_ray.agent.journal import Journal
-from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.agent.slots import AgentSlots, ToolDone, ToolGate
+from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError, LogError, ToolError
 from kimi_ray.events import freeze
@@ -36,6 +39,7 @@ class ToolRuns:
         session_id: For the tools' context.
         agent_id: For the tools' context.
         item: The data of the rollout's item.
+        slots: Whom to ask before a call starts and when it has its output.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class ToolRuns:
         session_id: str,
         agent_id: str,
         item: Any = None,
+        slots: AgentSlots | None = None,
     ) -> None:
+        self.slots = slots if slots is not None else AgentSlots()
         self._journal = journal
         self._tools = tools
         self._environment = environment
@@ -58,13 +64,22 @@ class ToolRuns:
         self._item = item
         self._state: dict[str, Any] = {}
 
-    async def run(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> None:
+    async def run(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> bool:
         """Run the calls of one answer; every one of them has its result in the log afterwards.
+
+        1. All calls are checked, and those that are sound pass the gates, one after the other: nothing runs before.
+        2. They run side by side where they may; each output goes to whoever looks at it, and into the log.
+
+        Returns:
+            Whether somebody wants the turn to end after this step.
 
         Raises:
             StoreError: a call could not be made durable; it was not started.
+            TurnStopped: at a gate; no call was started, and none has its result.
         """
         runs = [_Run(self, call, turn, step) for call in calls]
+        if self.slots.tool:
+            await self._gate(runs, signal)
         await run_calls(
             [ScheduledCall(run.accesses, partial(run.body, signal)) for run in runs],
             cancelled=signal.stopped,
@@ -75,6 +90,15 @@ class ToolRuns:
         for run in runs:
             if run.store_error is not None:
                 raise run.store_error
+        return any(run.stop_turn for run in runs)
+
+    async def _gate(self, runs: list[_Run], signal: TurnSignal) -> None:
+        by_id = {run.call_id: run for run in runs}
+        with signal.interruptible():
+            for run in runs:
+                shared = await run.gate(len(runs))
+                if shared is not None:
+                    run.share(by_id[shared])
 
     def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
         """Answer a call that will not be run because the turn ends (a limit, a cancel, an error)."""
@@ -177,16 +201,21 @@ class _Run:
         "_owner",
         "_queued",
         "_refusal",
+        "_result",
+        "_shares",
         "_step",
         "_tool",
         "_turn",
         "accesses",
+        "call_id",
+        "stop_turn",
         "store_error",
     )
 
     def __init__(self, owner: ToolRuns, call: dict[str, Any], turn: int, step: int) -> None:
         self._owner = owner
         self._call = call
+        self.call_id: str = call["id"]
         self._turn = turn
         self._step = step
         self._call_seq: int | None = None
@@ -195,16 +224,49 @@ class _Run:
         self._began: float | None = None
         self._tool: Tool | None = None
         self._arguments: dict[str, Any] = {}
+        self._result: asyncio.Future[ToolOutput] | None = None
+        """Its result, for the calls that share it."""
+        self._shares: _Run | None = None
+        self.stop_turn = False
         self.accesses = Accesses.none()
         self.store_error: KimiRayError | None = None
         try:
+            parsed = _parse(call["arguments"])
+            if isinstance(parsed, dict):
+                self._arguments = cast("dict[str, Any]", parsed)
             self._tool = owner.tool(call["name"])
-            self._arguments = self._tool.check(_parse(call["arguments"]))
+            self._arguments = self._tool.check(parsed)
             self.accesses = self._tool.accesses(self._arguments)
-        except KimiRayError as error:
-            self._refusal = _error_output(error)
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
-            self._refusal = error_output(error)
+            self._refusal = _error_output(error)
+
+    async def gate(self, batch: int) -> str | None:
+        """Ask whether it may start; returns the id of the call whose result it is to have."""
+        if self._refusal is not None or self._tool is None:
+            return None
+        asked = ToolGate(
+            self.call_id, self._tool.name, self._arguments, self._tool, self.accesses, self._turn, self._step, batch
+        )
+        try:
+            await self._owner.slots.tool.run(asked)
+        except BaseException as error:
+            if ends_this_task(error):
+                raise
+            self._refusal = _error_output(error)
+            return None
+        if asked.veto is not None:
+            self._refusal = asked.veto
+            self.accesses = Accesses.none()
+        return asked.same_as
+
+    def share(self, other: _Run) -> None:
+        """Have the other call's result instead of running."""
+        if other is self:
+            return
+        if other._result is None:
+            other._result = asyncio.get_running_loop().create_future()
+        self._shares = other
+        self.accesses = Accesses.none()
 
     def start(self) -> None:
         """Write ``tool/call``."""
@@ -224,9 +286,35 @@ class _Run:
         self._call_seq = event.seq
 
     async def body(self, signal: TurnSignal) -> ToolOutput:
+        """Its output: of the tool, or of whoever kept the call from starting; then of those who look at it."""
+        if self._shares is not None:
+            assert self._shares._result is not None
+            output = await asyncio.shield(self._shares._result)
+            return replace(output, meta={**(output.meta or {}), "same_as": self._shares.call_id})
+        output = self._refusal if self._refusal is not None else await self._execute(signal)
+        slot = self._owner.slots.tool_done
+        if not slot or self.store_error is not None:
+            return output
+        done = ToolDone(
+            self.call_id,
+            self._call["name"],
+            self._arguments,
+            output,
+            self._turn,
+            self._step,
+            executed=self._refusal is None,
+        )
+        try:
+            await slot.run(done)
+        except BaseException as error:
+            # The tool has done its work: what it said is its result, also when nobody has the time to look at it.
+            return output if ends_this_task(error) else _error_output(error)
+        self.stop_turn = done.stop_turn
+        return done.output
+
+    async def _execute(self, signal: TurnSignal) -> ToolOutput:
         """Make the call durable, and room for its result, then run it."""
-        if self._refusal is not None or self._tool is None:
-            return self._refusal or ToolOutput("unknown tool", is_error=True, error_code="tool.unknown")
+        assert self._tool is not None
         journal = self._owner.journal
         try:
             await journal.durable.wait_for_room()
@@ -239,20 +327,20 @@ class _Run:
             return ToolOutput(REFUSED.format(why="another writer took over"), is_error=True, error_code="store.fenced")
         self._began = time.monotonic()
         try:
-            return await self._tool.run(self._arguments, self._owner.context(self._call["id"], signal))
-        except KimiRayError as error:
-            return _error_output(error)
+            return await self._tool.run(self._arguments, self._owner.context(self.call_id, signal))
         except BaseException as error:
             if ends_this_task(error):
                 raise
-            return error_output(error)
+            return _error_output(error)
 
     def commit(self, output: ToolOutput) -> None:
         """Write ``tool/result``."""
         now = time.monotonic()
         began = self._began if self._began is not None else now
+        if self._result is not None:
+            self._result.set_result(output)
         self._owner.write_result(
-            self._call["id"],
+            self.call_id,
             output,
             turn=self._turn,
             step=self._step,
@@ -272,6 +360,8 @@ def _parse(arguments: str) -> Any:
         return arguments
 
 
-def _error_output(error: KimiRayError) -> ToolOutput:
+def _error_output(error: BaseException) -> ToolOutput:
+    if not isinstance(error, KimiRayError):
+        return error_output(error)
     text = f"{error.message} ({error.hint})" if error.hint else error.message
     return ToolOutput(text, is_error=True, error_code=error.code)

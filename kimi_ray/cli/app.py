@@ -16,7 +16,9 @@ from kimi_ray.cli import exits
 from kimi_ray.cli.bench import bench
 from kimi_ray.cli.demo import demo
 from kimi_ray.cli.doctor import doctor
+from kimi_ray.cli.feature_commands import feature_commands
 from kimi_ray.cli.import_ import imports
+from kimi_ray.cli.models import models
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
@@ -40,6 +42,8 @@ class _ReaderGone(Exception):
 
 
 class _Commands(TyperGroup):
+    _brought: dict[str, Any] | None = None
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -47,6 +51,23 @@ class _Commands(TyperGroup):
             raise _Interrupted from None
         except BrokenPipeError:
             raise _ReaderGone from None
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        try:
+            return [*own, *self._of_features()]
+        except KimiRayError as error:
+            tell(f"(the commands of features are not shown: {error})")
+            return own
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        return found if found is not None else self._of_features().get(cmd_name)
+
+    def _of_features(self) -> dict[str, Any]:
+        if self._brought is None:
+            self._brought = feature_commands(self.commands)
+        return self._brought
 
 
 app = typer.Typer(
@@ -76,6 +97,7 @@ sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
 app.add_typer(sessions, name="sessions")
 app.add_typer(imports, name="import")
+app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 app.command()(doctor)
 app.command()(status)

@@ -274,7 +274,7 @@ def _model(config: RuntimeConfig, name: str | None, base_url: str | None) -> Ite
         return
     try:
         resolved = resolve_model(asked, load_models(config), base_url, os.environ)
-        if resolved.provider == "scripted":
+        if not resolved.base_urls:
             yield Finding("model", "OK", f"{resolved.name} is built in")
             return
         served = asyncio.run(_served(resolved))

@@ -6,10 +6,10 @@ alone. The new agent works where the source works, with its profile; it is cold 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import KimiRayError, error_from_data
-from kimi_ray.hosts.live_session import HostServices, LiveSession
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.ids import new_ulid
@@ -21,12 +21,22 @@ from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Batch, LogCopy, Stream, WriterGrant
 from kimi_ray.store.sharding import shard_of
 
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import HostServices, LiveSession
+
 _CALL_S = 60.0
 _TRIES = 4
 
 
 async def fork_agent(
-    services: HostServices, live: LiveSession, agent_id: str, nonce: str, model: ResolvedModel | None
+    services: HostServices,
+    live: LiveSession,
+    agent_id: str,
+    nonce: str,
+    model: ResolvedModel | None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> str:
     """Make the agent; gives its id. The same nonce again is the same agent.
 
@@ -36,6 +46,8 @@ async def fork_agent(
         agent_id: Whose history.
         nonce: Names this fork; kept in the new log's header as its ``fork_group``.
         model: How to reach the source's model, when the session does not know it and the source is cold.
+        labels: Of the new agent; None: those of the source.
+        about: Further fields of ``subagent/spawned``.
 
     Raises:
         AgentError: ``agent.not_found``; ``agent.model_needed`` {model}.
@@ -51,7 +63,11 @@ async def fork_agent(
     planned = await plan_agent_fork(services.store, source, agent_id=target.agent_id, now=epoch_ms())
     header: dict[str, Any] = {**planned.header, "fork_group": nonce}
     if header.get("bind") is not None:
-        header["bind"] = _beside_its_source(header["bind"])
+        place = beside(header["bind"].get("workdir") or {})
+        if place.kind != "none":
+            header["bind"] = {**header["bind"], "workdir": place.said()}
+    if labels is not None:
+        header["labels"] = dict(labels)
     epoch = await _write(services, LogCopy(source, planned.cut, header, planned.tail), target)
     spawned: dict[str, Any] = {
         "agent_id": target.agent_id,
@@ -59,6 +75,7 @@ async def fork_agent(
         "seq": planned.cut + len(planned.tail),
         "epoch": epoch,
     }
+    spawned |= {"labels": dict(labels) if labels else None, **(about or {})}
     entry = LogEntry("subagent/spawned", {key: value for key, value in spawned.items() if value is not None})
     await _recorded(services, live, source, entry)
     live.register_agents(
@@ -129,10 +146,9 @@ async def _write(services: HostServices, copy: LogCopy, target: Stream) -> int:
     return grant.epoch
 
 
-def _beside_its_source(bind: dict[str, Any]) -> dict[str, Any]:
-    """The binding with the source's directory as a shared one: it is not the new agent's to remove."""
-    workdir: dict[str, Any] = bind.get("workdir") or {}
-    place = workdir.get("prepared") or workdir.get("path")
-    if workdir.get("kind") in (None, "none") or not place:
-        return bind
-    return {**bind, "workdir": Workdir.shared(str(place), writes=True).said()}
+def beside(bound: Mapping[str, Any]) -> Workdir:
+    """An agent's bound directory for another one, as a shared one: it is not the other's to remove."""
+    place = bound.get("prepared") or bound.get("path")
+    if bound.get("kind") in (None, "none") or not place:
+        return Workdir.none()
+    return Workdir.shared(str(place), writes=True)

@@ -24,6 +24,7 @@ from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
+from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress, Requester
 from kimi_ray.agent.rollout_agent import RolloutFunctionAgent
@@ -299,9 +300,14 @@ class AgentServices(Provider):
         return pool.provider(spec.model)
 
     @provide
-    def prompts(self, journal: Journal) -> Prompts:
+    def notices(self, journal: Journal) -> Notices:
+        """Tells those who have no say."""
+        return Notices(journal)
+
+    @provide
+    def prompts(self, journal: Journal, slots: AgentSlots, notices: Notices) -> Prompts:
         """The queue."""
-        return Prompts(journal)
+        return Prompts(journal, slots, notices)
 
     @provide
     def meter(self, spec: AgentSpec, journal: Journal) -> LimitMeter:
@@ -329,6 +335,7 @@ class AgentServices(Provider):
         environment: Environment,
         config: RuntimeConfig,
         final: FinalAnswer,
+        slots: AgentSlots,
     ) -> ToolRuns:
         """Runs tool calls."""
         return ToolRuns(
@@ -339,6 +346,7 @@ class AgentServices(Provider):
             session_id=spec.stream.session_id,
             agent_id=spec.stream.agent_id,
             item=spec.item,
+            slots=slots,
         )
 
     @provide
@@ -352,6 +360,8 @@ class AgentServices(Provider):
         config: RuntimeConfig,
         progress: Progress,
         inbox: Inbox,
+        slots: AgentSlots,
+        notices: Notices,
     ) -> TurnLoop:
         """Runs turns."""
         return TurnLoop(
@@ -364,6 +374,8 @@ class AgentServices(Provider):
             session_id=spec.stream.session_id,
             agent_id=spec.stream.agent_id,
             inbox=inbox,
+            slots=slots,
+            notices=notices,
         )
 
     @provide
@@ -384,6 +396,8 @@ class AgentServices(Provider):
         callbacks: AgentCallbacks,
         inbox: Inbox,
         final: FinalAnswer,
+        slots: AgentSlots,
+        notices: Notices,
     ) -> LiveAgent:
         """The agent itself."""
         agent = (LiveAgent if spec.rollout is None else RolloutFunctionAgent)(
@@ -400,6 +414,8 @@ class AgentServices(Provider):
             on_outcome=callbacks.on_outcome,
             on_idle=callbacks.on_idle,
             inbox=inbox,
+            slots=slots,
+            notices=notices,
         )
         agent.final = final
         agent.workdir_path = workdir.path

@@ -15,6 +15,7 @@ from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_d
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
 from kimi_ray.hosts.session_log import SessionLog
+from kimi_ray.hosts.session_subagents import SessionSubagents
 from kimi_ray.hosts.session_swarms import begin_swarm
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
@@ -92,6 +93,7 @@ class LiveSession:
         self.tree = TreeLimits(main.spec.limits)
         self.services = services
         self.recovery = TreeRecovery(self)
+        self.subagents = SessionSubagents(self)
         self._logs: dict[str, SessionLog] = {}
         self._next_number: int | None = 1 if known_empty else None
         self.known_empty = known_empty
@@ -143,13 +145,24 @@ class LiveSession:
                 return host
         return self.recovery.living.get(agent_id)
 
-    async def agent_host(self, agent_id: str, suspect: str | None, model: ResolvedModel | None) -> str:
+    def in_swarm(self, agent_id: str) -> bool:
+        """Whether an agent is one of a rollout that has not ended."""
+        return any(swarm.holds(agent_id) for swarm in self.swarms.values())
+
+    def hold(self, spec: AgentSpec, host: str, isolation: Isolation | None, node_id: str | None) -> None:
+        """Keep alive, from now on, an agent that lives on ``host``."""
+        self.agents[spec.stream.agent_id] = LiveAgent(spec, host, isolation, node_id)
+
+    async def agent_host(
+        self, agent_id: str, suspect: str | None, model: ResolvedModel | None, *, directly: bool = True
+    ) -> str:
         """The host of an agent, which is brought to life if it is not alive.
 
         Args:
             agent_id: ``main`` or ``agent-<n>``.
             suspect: A host that the caller could not reach: if the agent is thought to be there, look first.
             model: How to reach the model of a cold agent, when this session does not know it.
+            directly: Somebody is about to speak to it whom its parent does not know of.
 
         Raises:
             AgentError: ``agent.not_found``; ``agent.model_needed`` {model}.
@@ -167,7 +180,7 @@ class LiveSession:
                 if suspect is not None and suspect == agent.host and not await self._holds(agent):
                     await self._relocate(agent)
                 host = agent.host
-        if agent_id != MAIN:
+        if agent_id != MAIN and directly:
             await self.recovery.remember_agent(agent_id)
         return host
 
@@ -265,11 +278,11 @@ class LiveSession:
 
     async def _address(self, agent_id: str, model: ResolvedModel | None) -> None:
         """Bring a subagent to life from its log, or take over the one that an earlier host of the session left."""
-        main = self.agents[MAIN]
+        place = self.subagents.inherited(agent_id) or self.agents[MAIN]
         spec = await self.spec_for(agent_id, model)
         at = self.recovery.living.get(agent_id)
-        host = await self._activate(spec, main.isolation, main.node_id, at)
-        self.agents[agent_id] = LiveAgent(spec, host, main.isolation, main.node_id)
+        host = await self._activate(spec, place.isolation, place.node_id, at)
+        self.hold(spec, host, place.isolation, place.node_id)
         for gone in (self.recovery.living, self.recovery.waiting, self.recovery.failures):
             gone.pop(agent_id, None)
 
@@ -281,7 +294,7 @@ class LiveSession:
         """
         stream = Stream(self.id, agent_id)
         main = self.agents[MAIN]
-        bound = await self._bound(stream)
+        bound = await self.bound(stream)
         name = str(bound.get("model") or main.spec.model.name)
         if model is not None:
             self._models[model.name] = model
@@ -293,6 +306,7 @@ class LiveSession:
                 hint="resolve the model and ask again",
                 details={"model": name},
             )
+        inherited = self.subagents.inherited(agent_id) or main.spec
         try:
             return replace(
                 main.spec,
@@ -306,13 +320,19 @@ class LiveSession:
                 limits=_read(Limits, bound.get("limits")),
                 workdir=_workdir(bound.get("workdir")),
                 workdir_path=None,
+                user_tools=inherited.user_tools,
+                item=inherited.item,
+                denied_paths=inherited.denied_paths,
+                send_seed=inherited.send_seed,
+                permission_mode=inherited.permission_mode,
             )
         except (ValidationError, KeyError) as error:
             raise AgentError(
                 f"the profile in the log of {stream} cannot be read: {error}", code="agent.bad_bind"
             ) from error
 
-    async def _bound(self, stream: Stream) -> dict[str, Any]:
+    async def bound(self, stream: Stream) -> dict[str, Any]:
+        """How a stored agent is bound (``read_binding``). Raises ``agent.not_found``."""
         bound = await read_binding(self.services.store, stream)
         if bound is None:
             raise AgentError(
@@ -494,6 +514,7 @@ class LiveSession:
     def abandon(self, error: KimiRayError) -> None:
         """The session lives elsewhere: end everything here without writing a word."""
         self.recovery.stop()
+        self.subagents.stop()
         for swarm in self.swarms.values():
             swarm.abandon(error)
         for log in self._logs.values():
@@ -506,6 +527,7 @@ class LiveSession:
             KimiRayError: the first failure, after everything was tried; with ``force`` what is not durable is dropped.
         """
         results: list[Any] = []
+        results += await asyncio.gather(self.subagents.close(), return_exceptions=True)
         results += await asyncio.gather(*(swarm.close() for swarm in self.swarms.values()), return_exceptions=True)
         results += await asyncio.gather(self.recovery.finish(), return_exceptions=True)
         results += await asyncio.gather(*(log.close() for log in self._logs.values()), return_exceptions=True)

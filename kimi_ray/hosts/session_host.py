@@ -28,6 +28,7 @@ from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.session_forking import SessionForking
 from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
+from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, ReadyChild, SpawnSubagent
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.tool_check import check_tools
@@ -72,6 +73,10 @@ class SessionHost:
         "delete_session": "default",
         "fork_sessions": "default",
         "fork_agent": "default",
+        "spawn_subagent": "default",
+        "begin_subagent": "default",
+        "end_subagent": "store",
+        "check_subagent": "control",
         "start_swarm": "default",
         "feed_swarm": "wait",
         "read_rows": "wait",
@@ -270,7 +275,7 @@ class SessionHost:
         for session_id in list(self._sessions):
             async with self._only(session_id):
                 live = self._sessions.get(session_id)
-                if live is None or live.swarms:
+                if live is None or live.swarms or live.subagents.running:
                     continue
                 try:
                     await live.log.flush()
@@ -332,6 +337,22 @@ class SessionHost:
         async with self._only(session_id):
             return await fork_agent(self._services, self._session(session_id), agent_id, nonce, model)
 
+    async def spawn_subagent(self, session_id: str, spec: SpawnSubagent) -> ReadyChild:
+        """A new child of an agent (``SessionSubagents.spawn``)."""
+        return await self._session(session_id).subagents.spawn(spec)
+
+    async def begin_subagent(self, session_id: str, spec: BeginSubagent) -> ReadyChild:
+        """A child is to be given a prompt (``SessionSubagents.begin``)."""
+        return await self._session(session_id).subagents.begin(spec)
+
+    async def end_subagent(self, session_id: str, spec: EndSubagent) -> None:
+        """A child has answered, or failed (``SessionSubagents.end``)."""
+        await self._session(session_id).subagents.end(spec)
+
+    async def check_subagent(self, session_id: str, caller: str | None, agent_id: str) -> ReadyChild:
+        """Whether a child may be given a prompt (``SessionSubagents.check``); ``caller`` None: only what it is."""
+        return await self._session(session_id).subagents.check(caller, agent_id)
+
     # -- swarms -----------------------------------------------------------------------------------------------------
 
     async def start_swarm(self, spec: SwarmSpec) -> None:
@@ -339,7 +360,7 @@ class SessionHost:
         live = self._session(spec.session_id)
         if spec.run_id in live.swarms:
             return
-        await check_tools(self._cluster, self._services.registry, live.spec.main.stream, spec.user_tools, spec.node_id)
+        await check_tools(self._cluster, self._services.registry, live.spec.main.stream, spec.code, spec.node_id)
         await live.start_swarm(
             spec,
             fenced=lambda error: self._fenced(live, error),

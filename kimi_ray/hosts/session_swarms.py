@@ -44,7 +44,7 @@ async def begin_swarm(
     async def flush_log() -> None:
         await live.tell_main()
         await log.flush()
-        await _tell_ancestors(live, spec.parent)
+        await tell_ancestors(live, spec.parent, "swarm ended")
         await live.recovery.forget_run(spec.run_id)
 
     async def position(stream: Stream) -> dict[str, int] | None:
@@ -66,8 +66,8 @@ async def begin_swarm(
     live.swarms[spec.run_id] = SwarmRun(spec, services)
 
 
-async def _tell_ancestors(live: LiveSession, agent_id: str) -> None:
-    """A swarm of an agent has ended: each log above hears how far the one below it is by now.
+async def tell_ancestors(live: LiveSession, agent_id: str, reason: str) -> None:
+    """What an agent had below it has ended: each log above hears how far the one below it is by now.
 
     So a fork of main takes along what belongs to its children's children. An agent that cannot be brought to life
     for it is left with what was told before.
@@ -81,7 +81,7 @@ async def _tell_ancestors(live: LiveSession, agent_id: str) -> None:
             seq, epoch = await live.log_of(agent_id).flush()
             if above != MAIN:
                 await live.agent_host(above, None, None)
-            data = {"agent_id": agent_id, "seq": seq, "epoch": epoch, "reason": "swarm ended"}
+            data = {"agent_id": agent_id, "seq": seq, "epoch": epoch, "reason": reason}
             live.log_of(above).add([LogEntry("subagent/suspended", data)])
             await live.log_of(above).flush()
         except AgentError as error:

@@ -143,7 +143,9 @@ async def read_children(store: StoreCalls, parent: Stream) -> ChildrenTold:
 async def untold(
     store: StoreCalls, parent: Stream, run_ids: Collection[str], logs: Sequence[ListedLog], living: Collection[str]
 ) -> list[LogEntry]:
-    """What a parent's log does not say about the children of its swarms, since the host that would have was lost.
+    """What a parent's log does not say about its children, since the host that would have was lost.
+
+    Those of swarms are told by their run's id, others by their own.
 
     A child that ended is told with its end, one that did not with ``subagent/suspended``, both with the position
     of its log, which is durable. Of those that live nothing is said: they go on.
@@ -152,7 +154,9 @@ async def untold(
     entries: list[LogEntry] = []
     for log in logs:
         header, agent_id = log.header or {}, log.stream.agent_id
-        if header.get("run_id") not in run_ids or agent_id in told.ended:
+        if header.get("run_id") not in run_ids and agent_id not in run_ids:
+            continue
+        if agent_id in told.ended:
             continue
         if agent_id not in told.spawned:
             keys = ("profile", "labels", "item_id", "repeat", "attempt")

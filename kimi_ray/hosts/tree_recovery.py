@@ -55,7 +55,7 @@ class TreeRecovery:
             self._written.add(agent_id)
 
     async def remember_run(self, run_id: str, parent: str) -> None:
-        """A swarm begins: durable before the first child exists."""
+        """A swarm begins, or a subagent under its own id: durable before the child exists, resp. is spoken to."""
         if self._runs.get(run_id) != parent:
             self._runs[run_id] = parent
             await self._write()
@@ -64,6 +64,10 @@ class TreeRecovery:
         """A swarm has ended, and its parent's log says so durably."""
         if self._runs.pop(run_id, None) is not None:
             await self._write()
+
+    def drop_run(self, run_id: str) -> None:
+        """A run is over; the document says so with its next change: until then one too many is looked at."""
+        self._runs.pop(run_id, None)
 
     async def _write(self) -> None:
         await self._live.document.set_in_flight(InFlight(frozenset(self._agents), dict(self._runs)))
@@ -194,7 +198,8 @@ class TreeRecovery:
                 log = live.log_of(parent)
                 await log.flush()
                 told_by = Stream(live.id, parent)
-                log.add(await untold(live.services.store, told_by, runs, logs, {*self.living, *going}))
+                alive = {*self.living, *going, *live.subagents.running}
+                log.add(await untold(live.services.store, told_by, runs, logs, alive))
                 await log.flush()
             except KimiRayError as error:
                 if error.code in _FENCED:

@@ -129,16 +129,21 @@ class ChaosProvider:
             await asyncio.sleep(settings.timeout_after_s)
             raise timeout_fault(place, "idle", settings.timeout_after_s)
         answer = cast("AsyncGenerator[Chunk]", self._inner.stream(request))
+        spoiler = _Spoiler(settings, dice)
+        cutter = _Cutter(dice) if failure == "cut_stream" else None
         try:
-            spoiled = _spoiled(answer, settings, dice)
-            async for chunk in spoiled if failure is None else _cut(spoiled, dice):
-                yield chunk
+            async for whole in answer:
+                for chunk in spoiler.take(whole):
+                    if cutter is None:
+                        yield chunk
+                        continue
+                    kept = cutter.take(chunk)
+                    if kept is not None:
+                        yield kept
+                    if cutter.is_cut:
+                        raise connection_fault(place, "it was made to break", cut=True)
         finally:
-            close = getattr(answer, "aclose", None)
-            if close is not None:
-                await close()
-        if failure is not None:
-            raise connection_fault(place, "it was made to break", cut=True)
+            await answer.aclose()
 
     async def close(self) -> None:
         """Close the inner provider. Idempotent."""
@@ -155,17 +160,23 @@ def planned_failure(settings: ChaosSettings, dice: Dice) -> Failure | None:
     return None
 
 
-async def _cut(answer: AsyncIterator[Chunk], dice: Dice) -> AsyncIterator[Chunk]:
-    """The answer up to the middle of its first text or, as the dice say, tool call; else all but its finish."""
-    wanted = (ToolCallDelta,) if dice.roll("cut_where") < 0.5 else (TextDelta, ReasoningDelta)
-    part = dice.roll("cut_part")
-    async for chunk in answer:
-        if type(chunk) is Finish:
-            return
-        if type(chunk) in wanted:
-            yield _beginning(cast("TextDelta | ReasoningDelta | ToolCallDelta", chunk), part)
-            return
-        yield chunk
+class _Cutter:
+    """Lets an answer through up to the middle of its first text or, as the dice say, tool call; else to its finish."""
+
+    def __init__(self, dice: Dice) -> None:
+        self._wanted = (ToolCallDelta,) if dice.roll("cut_where") < 0.5 else (TextDelta, ReasoningDelta)
+        self._part = dice.roll("cut_part")
+        self.is_cut = False
+
+    def take(self, chunk: Chunk) -> Chunk | None:
+        """What of a chunk gets through."""
+        if isinstance(chunk, Finish):
+            self.is_cut = True
+            return None
+        if isinstance(chunk, self._wanted):
+            self.is_cut = True
+            return _beginning(chunk, self._part)
+        return chunk
 
 
 def _beginning(chunk: TextDelta | ReasoningDelta | ToolCallDelta, part: float) -> Chunk:
@@ -175,38 +186,34 @@ def _beginning(chunk: TextDelta | ReasoningDelta | ToolCallDelta, part: float) -
     return type(chunk)(chunk.index, chunk.text[: int(len(chunk.text) * part)])
 
 
-async def _spoiled(answer: AsyncIterator[Chunk], settings: ChaosSettings, dice: Dice) -> AsyncIterator[Chunk]:
-    broken = bool(settings.bad_arguments) and dice.roll("arguments") < settings.bad_arguments
-    same_ids = bool(settings.duplicate_ids) and dice.roll("ids") < settings.duplicate_ids
-    if not broken and not same_ids:
-        async for chunk in answer:
-            yield chunk
-        return
-    # a call's arguments can only be spoiled as a whole: its fragments wait for the next chunk of something else
-    held: list[ToolCallDelta] = []
-    async for chunk in answer:
-        if isinstance(chunk, ToolCallDelta):
-            if held and held[0].index != chunk.index:
-                yield _spoiled_call(held, dice, broken=broken, same_ids=same_ids)
-                held = []
+class _Spoiler:
+    """Spoils tool calls. Arguments can only be spoiled whole: their fragments wait for a chunk of something else."""
+
+    def __init__(self, settings: ChaosSettings, dice: Dice) -> None:
+        self._broken = bool(settings.bad_arguments) and dice.roll("arguments") < settings.bad_arguments
+        self._same_ids = bool(settings.duplicate_ids) and dice.roll("ids") < settings.duplicate_ids
+        self._cut = self._broken and dice.roll("arguments_how") < 0.5
+        self._held: list[ToolCallDelta] = []
+
+    def take(self, chunk: Chunk) -> list[Chunk]:
+        """What goes on now."""
+        if not (self._broken or self._same_ids):
+            return [chunk]
+        held = self._held
+        if isinstance(chunk, ToolCallDelta) and (not held or held[0].index == chunk.index):
             held.append(chunk)
-            continue
-        if held:
-            yield _spoiled_call(held, dice, broken=broken, same_ids=same_ids)
-            held = []
-        yield chunk
-    if held:
-        yield _spoiled_call(held, dice, broken=broken, same_ids=same_ids)
+            return []
+        self._held = [chunk] if isinstance(chunk, ToolCallDelta) else []
+        ready: list[Chunk] = [self._call(held)] if held else []
+        return ready if self._held else [*ready, chunk]
 
-
-def _spoiled_call(held: list[ToolCallDelta], dice: Dice, *, broken: bool, same_ids: bool) -> ToolCallDelta:
-    first = held[0]
-    arguments = "".join([delta.arguments for delta in held])
-    if broken:
-        arguments = _half(arguments) if dice.roll("arguments_how") < 0.5 else _mistyped(arguments)
-    call_id = next((delta.id for delta in held if delta.id), None)
-    name = next((delta.name for delta in held if delta.name), None)
-    return ToolCallDelta(first.index, _SHARED_ID if same_ids else call_id, name, arguments)
+    def _call(self, held: list[ToolCallDelta]) -> ToolCallDelta:
+        arguments = "".join([delta.arguments for delta in held])
+        if self._broken:
+            arguments = _half(arguments) if self._cut else _mistyped(arguments)
+        call_id = _SHARED_ID if self._same_ids else next((delta.id for delta in held if delta.id), None)
+        name = next((delta.name for delta in held if delta.name), None)
+        return ToolCallDelta(held[0].index, call_id, name, arguments)
 
 
 def _half(arguments: str) -> str:

@@ -126,12 +126,39 @@ class OpenAIProvider:
         Raises:
             ProviderError: see ``kimi_ray.llm.faults``.
         """
+        return sorted(str(model["id"]) for model in await self.model_list(timeout_s=timeout_s))
+
+    async def model_list(self, *, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+        """What the (first) server tells of its models, each with its ``id``.
+
+        Raises:
+            ProviderError: see ``kimi_ray.llm.faults``.
+        """
         answer = _Answer(Place("", self._urls[0], self._secrets, self._key_name), self._settings)
         lane = await answer.lane(self._connections)
         try:
             return await answer.models(lane.client(0), timeout_s)
         finally:
             self._connections.give_back(lane)
+
+    async def whole_answer(self, request: ChatRequest) -> dict[str, Any]:
+        """The server's answer as it is, asked for without a stream: to see what this server says under which name.
+
+        Raises:
+            ProviderError: see ``kimi_ray.llm.faults``.
+        """
+        settings = self._settings.model_copy(update={"stream": False})
+        answer = _Answer(Place(request.model, self._urls[0], self._secrets, self._key_name), settings)
+        body = chat_body(request, settings, completion_tokens="api.openai.com" in self._urls[0])
+        lane = await answer.lane(self._connections)
+        try:
+            await answer.open(lane.client(0), body)
+            return await answer.whole()
+        finally:
+            try:
+                await answer.close()
+            finally:
+                self._connections.give_back(lane)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -250,7 +277,7 @@ class _Answer:
             return bad_stream_fault(self._place, "something that is not an event stream", said)
         return connection_fault(self._place, "it ended before the answer was finished", cut=True)
 
-    async def _whole(self) -> list[Chunk]:
+    async def _body(self) -> bytes:
         parts: list[bytes] = []
         size = 0
         while (data := await self._read()) is not None:
@@ -259,7 +286,10 @@ class _Answer:
             if size > MAX_BODY_BYTES:
                 raise bad_stream_fault(self._place, "an answer above 64 MiB", "")
         self._ended = True
-        body = b"".join(parts)
+        return b"".join(parts)
+
+    async def _whole(self) -> list[Chunk]:
+        body = await self._body()
         chunks = self._understood(body)
         if not self.reader.answered:
             raise bad_stream_fault(self._place, "an answer without choices", _excerpt(body))
@@ -267,6 +297,13 @@ class _Answer:
 
     def _understood(self, data: bytes) -> list[Chunk]:
         """The chunks of one JSON object of the answer."""
+        found = self._object(data)
+        try:
+            return self.reader.read(found)
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+            raise bad_stream_fault(self._place, "an object that is not a completion", _excerpt(data)) from None
+
+    def _object(self, data: bytes) -> dict[str, Any]:
         value = _json(data)
         if not isinstance(value, dict):
             raise bad_stream_fault(self._place, "something that is not a JSON object", _excerpt(data))
@@ -275,15 +312,20 @@ class _Answer:
             raise stream_error_fault(self._place, found["error"])
         if found.get("object") == "error":
             raise stream_error_fault(self._place, found)
-        try:
-            return self.reader.read(found)
-        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
-            raise bad_stream_fault(self._place, "an object that is not a completion", _excerpt(data)) from None
+        return found
 
-    async def models(self, client: openai.AsyncOpenAI, timeout_s: float) -> list[str]:
-        """The names at ``/models``."""
+    async def whole(self) -> dict[str, Any]:
+        """The body of an answer that is no stream."""
+        body = await self._body()
+        self._understood(body)
+        if not self.reader.answered:
+            raise bad_stream_fault(self._place, "an answer without choices", _excerpt(body))
+        return self._object(body)
+
+    async def models(self, client: openai.AsyncOpenAI, timeout_s: float) -> list[dict[str, Any]]:
+        """What stands at ``/models``."""
         page: Any = await self._wait(client.models.list(timeout=timeout_s, extra_headers=self._headers))
-        return sorted(str(model.id) for model in page.data)
+        return [cast("dict[str, Any]", model.model_dump()) for model in page.data]
 
     async def drain(self) -> None:
         """Read the rest of a complete answer's body, so that its connection can be used again."""

@@ -1,4 +1,4 @@
-"""Running one command: a scrubbed environment, a bounded output, a supervisor, and nothing left behind."""
+"""Running commands: a scrubbed environment, a bounded output, a supervisor, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -116,9 +116,40 @@ async def run_command(
     Raises:
         ToolError: ``environment.failed`` when it cannot be started.
     """
+    started = time.monotonic()
+    output = _HeadAndTail(max_output_bytes)
+    command = await start_command(argv, cwd=cwd, env=env, on_output=output.add)
+    timed_out = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            await command.wait()
+    except TimeoutError:
+        timed_out = True
+    finally:
+        code = await command.end()
+    text, cut = output.text()
+    return ExecResult(
+        exit_code=code,
+        output=text,
+        timed_out=timed_out,
+        truncated_bytes=cut,
+        duration_ms=round((time.monotonic() - started) * 1000),
+    )
+
+
+async def start_command(
+    argv: Sequence[str], *, cwd: str, env: Mapping[str, str], on_output: Callable[[bytes], None]
+) -> Command:
+    """Start ``argv`` under a supervisor and leave it running.
+
+    Args:
+        on_output: Called with stdout and stderr as they come.
+
+    Raises:
+        ToolError: ``environment.failed`` when it cannot be started.
+    """
     if any("\0" in part for part in argv):
         raise ToolError("a command cannot hold a NUL character", code="environment.failed", hint="remove it")
-    started = time.monotonic()
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)), *argv,
@@ -133,37 +164,49 @@ async def run_command(
             hint="put a very long command into a script file" if isinstance(error, OSError) else None,
             details={"cwd": cwd, "reason": reason},
         ) from error
-    output = _HeadAndTail(max_output_bytes)
-    reading = asyncio.create_task(_read_to_end(process, output))
-    timed_out = False
-    try:
-        async with asyncio.timeout(timeout_s):
-            await _exit_of(process)
-    except TimeoutError:
-        timed_out = True
-    finally:
+    return Command(process, on_output)
+
+
+class Command:
+    """A command that was started: it runs until it ends or ``end`` is called, and dies with this process."""
+
+    __slots__ = ("_process", "_reading")
+
+    def __init__(self, process: Process, on_output: Callable[[bytes], None]) -> None:
+        self._process = process
+        self._reading = asyncio.create_task(_read_to_end(process, on_output))
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; ``end`` is still to be called."""
+        await _exit_of(self._process)
+        return self._code
+
+    def terminate(self) -> None:
+        """Ask its process group to end: a signal that it may catch (SIGTERM)."""
+        if self._process.stdin is not None and self._process.returncode is None:
+            self._process.stdin.write(supervisor.TERMINATE)
+
+    async def end(self) -> int:
+        """Kill what runs of it, take the rest of its output, and give its exit code. Idempotent."""
         try:
-            await _end(process)
+            await _end(self._process)
             # all writers are dead by now, unless one fled from a supervisor that was killed
-            await asyncio.wait({reading}, timeout=_DRAIN_S)
+            await asyncio.wait({self._reading}, timeout=_DRAIN_S)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-    text, cut = output.text()
-    code = process.returncode if process.returncode is not None else -9
-    return ExecResult(
-        exit_code=code if code >= 0 else 128 - code,
-        output=text,
-        timed_out=timed_out,
-        truncated_bytes=cut,
-        duration_ms=round((time.monotonic() - started) * 1000),
-    )
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        return self._code
+
+    @property
+    def _code(self) -> int:
+        code = self._process.returncode if self._process.returncode is not None else -9
+        return code if code >= 0 else 128 - code
 
 
-async def _read_to_end(process: Process, output: _HeadAndTail) -> None:
+async def _read_to_end(process: Process, on_output: Callable[[bytes], None]) -> None:
     assert process.stdout is not None
     while chunk := await process.stdout.read(_CHUNK):
-        output.add(chunk)
+        on_output(chunk)
 
 
 async def _exit_of(process: Process) -> None:

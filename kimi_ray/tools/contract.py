@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 AccessMode = Literal["read", "write"]
 
@@ -124,6 +124,57 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """End running commands and let go. Idempotent."""
+        ...
+
+
+class RunningCommand(Protocol):
+    """A command that goes on by itself until it ends or is ended."""
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended. A cancelled wait leaves it running."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end: a signal that it may catch."""
+        ...
+
+    async def end(self) -> int:
+        """Kill whatever is left of it, and give its exit code: to be called in any case. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class StartsCommands(Protocol):
+    """An ``Environment`` whose commands can also run in the background."""
+
+    async def start(
+        self,
+        command: Sequence[str] | str,
+        *,
+        on_output: Callable[[bytes], None],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> RunningCommand:
+        """Start a command and return; it dies with this process, and with the environment's ``close``.
+
+        Args:
+            on_output: Called with stdout and stderr as they come.
+
+        Raises:
+            ToolError: ``environment.*``.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsFiles(Protocol):
+    """An ``Environment`` that knows which names mean one file."""
+
+    async def names_of(self, paths: Sequence[str]) -> list[tuple[str, ...]]:
+        """For each path the names by which it is the same file or directory as another: absolute, without links.
+
+        A path that cannot be used (outside, denied) has its plain absolute form.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
 """The local machine as the place where tools work: one directory, and a shell that starts in it.
 
-File tools are confined to the root (and the scratch directory): a path is resolved through all symbolic links first.
-A command cannot be confined by path; it only starts in the root, without this process's secrets. This keeps honest
-agents on their ground; it is no sandbox against a hostile one.
+File tools are confined to the root (and the scratch directory), see ``confinement``. A command cannot be confined by
+path; it only starts in the root, without this process's secrets. This keeps honest agents on their ground; it is no
+sandbox against a hostile one.
 """
 
 from __future__ import annotations
@@ -20,31 +20,15 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from kimi_ray.errors import ToolError
-from kimi_ray.tools.commands import run_command, scrubbed_environment
-from kimi_ray.tools.contract import DirectoryEntry, ExecResult, FileStat
+from kimi_ray.tools.commands import Command, run_command, scrubbed_environment, start_command
+from kimi_ray.tools.confinement import Confinement, denied_error, shown_name
+from kimi_ray.tools.contract import DirectoryEntry, ExecResult, FileStat, RunningCommand
 
 _T = TypeVar("_T")
 FileKind = Literal["file", "directory", "other"]
 _MAX_COMMANDS = 16
 _SMALL_BYTES = 64 << 10
 _LOCAL_TYPES = frozenset({b"overlay", b"tmpfs", b"btrfs", b"zfs", b"bcachefs"})
-
-
-def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory if directory.endswith(os.sep) else directory + os.sep)
-
-
-def _storable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(name: str) -> str:
-    """A file name as text that can be stored: bytes that are not UTF-8 become U+FFFD."""
-    return name if name.isascii() else os.fsencode(name).decode("utf-8", errors="replace")
 
 
 @cache
@@ -89,8 +73,8 @@ class LocalEnvironment:
             )
         self._disk = None if self._root is None else _local_disk(self._root)
         self._scratch = None if scratch is None else os.path.realpath(scratch)
-        self._allowed = tuple(place for place in (self._root, self._scratch) if place is not None)
-        self._denied = tuple(os.path.realpath(place) for place in denied_roots)
+        denied = tuple(os.path.realpath(place) for place in denied_roots)
+        self._places = None if self._root is None else Confinement(self._root, self._scratch, denied)
         self._env = dict(env) if env is not None else None
         # models write for bash, whatever the system's plain shell is
         self._shell = _shell()
@@ -100,6 +84,7 @@ class LocalEnvironment:
         self._files = asyncio.Semaphore(max_concurrent_files)
         self._slots = asyncio.Semaphore(_MAX_COMMANDS)
         self._running: set[asyncio.Task[ExecResult]] = set()
+        self._started: set[_Started] = set()
         self._closed = False
 
     @property
@@ -120,14 +105,7 @@ class LocalEnvironment:
 
         The shell is bash where there is one. Standard input is empty.
         """
-        self._check_open()
-        if not command:
-            raise ToolError("the command is empty", code="environment.failed", hint="give a command")
-        directory = await self._on_thread(self._directory, cwd or ".")
-        argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
-        variables = scrubbed_environment(self._env, scratch=self._scratch)
-        variables["PWD"] = directory
-        variables.update(env or {})
+        argv, directory, variables = await self._prepared(command, cwd, env)
         async with self._slots:
             self._check_open()
             # a task of its own, so that close() can end it and a cancelled caller still waits for the kill
@@ -143,6 +121,31 @@ class LocalEnvironment:
                 raise
             finally:
                 self._running.discard(task)
+
+    async def start(
+        self,
+        command: Sequence[str] | str,
+        *,
+        on_output: Callable[[bytes], None],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> RunningCommand:
+        """Start a command and return; see ``StartsCommands.start``."""
+        argv, directory, variables = await self._prepared(command, cwd, env)
+        started = _Started(await start_command(argv, cwd=directory, env=variables, on_output=on_output), self._started)
+        self._started.add(started)
+        if self._closed:
+            await started.end()
+            raise self._closed_error()
+        return started
+
+    async def names_of(self, paths: Sequence[str]) -> list[tuple[str, ...]]:
+        """The names by which files are told from one another; see ``KnowsFiles.names_of``."""
+        if self._places is None or self._closed:
+            return [(path,) for path in paths]
+        if self._disk is not None:
+            return self._names(*paths)
+        return await self._on_thread(self._names, *paths)
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         """The bytes of a regular file from ``offset``, at most ``limit``."""
@@ -176,6 +179,8 @@ class LocalEnvironment:
             task.cancel()
         if running:
             await asyncio.gather(*running, return_exceptions=True)
+        if self._started:
+            await asyncio.gather(*(started.end() for started in list(self._started)))
         if self._own_executor is not None:
             self._own_executor.shutdown(wait=False, cancel_futures=True)
 
@@ -187,6 +192,20 @@ class LocalEnvironment:
     def _check_open(self) -> None:
         if self._closed:
             raise self._closed_error()
+
+    async def _prepared(
+        self, command: Sequence[str] | str, cwd: str | None, env: Mapping[str, str] | None
+    ) -> tuple[list[str], str, dict[str, str]]:
+        """What a command is started with: arguments, directory, variables."""
+        self._check_open()
+        if not command:
+            raise ToolError("the command is empty", code="environment.failed", hint="give a command")
+        directory = await self._on_thread(self._directory, cwd or ".")
+        argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
+        variables = scrubbed_environment(self._env, scratch=self._scratch)
+        variables["PWD"] = directory
+        variables.update(env or {})
+        return argv, directory, variables
 
     async def _on_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
         self._check_open()
@@ -205,48 +224,26 @@ class LocalEnvironment:
 
     # -- blocking, in a thread ---------------------------------------------------------------------------------------
 
-    def _refusal(self, resolved: str) -> ToolError | None:
-        around = max((len(place) for place in self._allowed if _within(resolved, place)), default=-1)
-        if around < 0:
-            return ToolError(
-                f"{_shown(resolved)} is outside the working directory {self._root}",
-                code="environment.outside_workdir",
-                hint="use a path inside the working directory",
-                details={"path": _shown(resolved), "root": self._root},
-            )
-        # the deeper of two nested places decides: a working directory below the home is usable, the home is not
-        if any(_within(resolved, place) and len(place) >= around for place in self._denied):
-            return ToolError(
-                f"{_shown(resolved)} may not be touched by tools",
-                code="environment.denied",
-                hint="it belongs to the run itself; work on the files of the working directory",
-                details={"path": _shown(resolved)},
-            )
-        return None
+    @property
+    def _confined(self) -> Confinement:
+        assert self._places is not None
+        return self._places
 
-    def _resolve(self, path: str) -> str:
-        if not path or "\0" in path or not _storable(path):
-            raise ToolError(
-                "the path is empty" if not path else "a path cannot hold NUL or half a character",
-                code="environment.bad_path",
-                hint="give a path relative to the working directory",
-            )
-        assert self._root is not None
-        resolved = os.path.realpath(os.path.join(self._root, path))
-        refusal = self._refusal(resolved)
-        if refusal is not None:
-            raise refusal.with_details(given=_shown(path))
-        return resolved
+    def _names(self, *paths: str) -> list[tuple[str, ...]]:
+        return [self._confined.names_of(path) for path in paths]
 
     def _directory(self, path: str) -> str:
-        resolved = self._resolve(path)
-        if not stat_module.S_ISDIR(os.stat(resolved).st_mode):
+        resolved = self._confined.resolve(path)
+        if not stat_module.S_ISDIR(self._confined.status(resolved).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), resolved)
         return resolved
 
-    def _read(self, path: str, offset: int, limit: int | None) -> bytes:
+    def _open_to_read(self, path: str) -> int:
         # O_NONBLOCK: opening a FIFO must not wait for somebody to write into it
-        fd = os.open(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return self._confined.open(self._confined.resolve(path), os.O_RDONLY | os.O_NONBLOCK)
+
+    def _read(self, path: str, offset: int, limit: int | None) -> bytes:
+        fd = self._open_to_read(path)
         with open(fd, "rb", buffering=0) as file:
             mode = os.fstat(fd).st_mode
             if stat_module.S_ISDIR(mode):
@@ -265,7 +262,7 @@ class LocalEnvironment:
 
     def _read_small(self, path: str, offset: int, limit: int | None) -> bytes | None:
         """A small file of a local disk, read on the loop: going through a thread costs six times the read."""
-        fd = os.open(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = self._open_to_read(path)
         try:
             status = os.fstat(fd)
             if status.st_size > _SMALL_BYTES or status.st_dev != self._disk or not stat_module.S_ISREG(status.st_mode):
@@ -278,73 +275,117 @@ class LocalEnvironment:
         return None if limit is None and len(data) + offset > status.st_size else data
 
     def _write(self, path: str, data: bytes, append: bool) -> None:
-        resolved = self._resolve(path)
-        try:
-            before = os.lstat(resolved)
-        except FileNotFoundError:
-            before = None
-            os.makedirs(os.path.dirname(resolved), exist_ok=True)
-        if before is not None and stat_module.S_ISDIR(before.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)
-        if before is not None and not stat_module.S_ISREG(before.st_mode):
-            raise _not_a_file(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        if append:
-            with open(os.open(resolved, flags | os.O_APPEND, 0o666), "wb") as file:
-                file.write(data)
-            return
-        temporary = os.path.join(os.path.dirname(resolved), f".kimi-ray-{secrets.token_hex(8)}.tmp")
-        try:
-            with open(os.open(temporary, flags | os.O_EXCL, 0o666), "wb") as file:
-                file.write(data)
-                if before is not None:
-                    os.fchmod(file.fileno(), stat_module.S_IMODE(before.st_mode))
-            os.replace(temporary, resolved)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        resolved = self._confined.resolve(path)
+        with self._confined.parent(resolved, make=True) as (directory, name):
+            try:
+                before = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                before = None
+            if before is not None and stat_module.S_ISDIR(before.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)
+            if before is not None and not stat_module.S_ISREG(before.st_mode):
+                raise _not_a_file(path)
+            if before is not None and self._confined.is_denied(before):
+                raise denied_error(resolved)
+            try:
+                _write_in(directory, name, data, append=append, mode=None if before is None else before.st_mode)
+            except OSError as error:
+                error.filename, error.filename2 = resolved, None
+                raise
 
     def _stat(self, path: str) -> FileStat | None:
         try:
-            found = os.stat(self._resolve(path))
+            found = self._confined.status(self._confined.resolve(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns)
 
     def _list(self, path: str, recursive: bool, limit: int) -> list[DirectoryEntry]:
-        top = self._directory(path)
         found: list[DirectoryEntry] = []
-        pending: list[tuple[str, os.DirEntry[str]]] = []
+        pending: list[tuple[DirectoryEntry, str]] = []
 
         def push(directory: str, prefix: str) -> None:
-            with os.scandir(directory) as entries:
-                ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
-            pending.extend((prefix, entry) for entry in ordered)
+            fd = self._confined.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            denied = self._confined.denied_identities()
+            try:
+                with os.scandir(fd) as entries:
+                    ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
+                for entry in ordered:
+                    where = os.path.join(directory, entry.name)
+                    shown = self._entry(prefix + shown_name(entry.name), entry, where, denied)
+                    if shown is not None:
+                        pending.append((shown, where))
+            finally:
+                os.close(fd)
 
-        push(top, "")
+        push(self._directory(path), "")
         while pending and len(found) < limit:
-            prefix, entry = pending.pop()
-            shown = self._entry(prefix + _shown(entry.name), entry)
-            if shown is None:
-                continue
-            found.append(shown)
-            if recursive and shown.kind == "directory":
-                with suppress(PermissionError, FileNotFoundError):
-                    push(entry.path, shown.path + "/")
+            entry, where = pending.pop()
+            found.append(entry)
+            if recursive and entry.kind == "directory":
+                with suppress(PermissionError, FileNotFoundError, NotADirectoryError):
+                    push(where, entry.path + "/")
         return found
 
-    def _entry(self, shown: str, entry: os.DirEntry[str]) -> DirectoryEntry | None:
-        if entry.is_symlink():
-            if self._refusal(os.path.realpath(entry.path)) is not None or not entry.is_file():
-                return DirectoryEntry(shown, "other")
-        elif self._denied and self._refusal(entry.path) is not None:
-            return None
+    def _entry(
+        self, shown: str, entry: os.DirEntry[str], where: str, denied: frozenset[tuple[int, int]]
+    ) -> DirectoryEntry | None:
+        files = self._confined
         try:
-            status = entry.stat()
-        except OSError:
+            if entry.is_symlink():
+                target = os.path.realpath(where)
+                status = None if files.refusal(target) is not None else files.status(target)
+                if status is None or not stat_module.S_ISREG(status.st_mode):
+                    return DirectoryEntry(shown, "other")
+            else:
+                status = entry.stat(follow_symlinks=False)
+                if (status.st_dev, status.st_ino) in denied or files.refusal(where) is not None:
+                    return None
+        except (OSError, ToolError):
             return DirectoryEntry(shown, "other")
         return DirectoryEntry(shown, _kind(status.st_mode), status.st_size, status.st_mtime_ns)
+
+
+class _Started:
+    """A command that runs in the background of an environment, which ends it when it is closed."""
+
+    __slots__ = ("_among", "_command")
+
+    def __init__(self, command: Command, among: set[_Started]) -> None:
+        self._command = command
+        self._among = among
+
+    async def wait(self) -> int:
+        return await self._command.wait()
+
+    def terminate(self) -> None:
+        self._command.terminate()
+
+    async def end(self) -> int:
+        try:
+            return await self._command.end()
+        finally:
+            self._among.discard(self)
+
+
+def _write_in(directory: int, name: str, data: bytes, *, append: bool, mode: int | None) -> None:
+    """Write a file of an open directory; as a whole it appears at once, with the mode that it had."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    if append:
+        with open(os.open(name, flags | os.O_APPEND, 0o666, dir_fd=directory), "wb") as file:
+            file.write(data)
+        return
+    temporary = f".kimi-ray-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(os.open(temporary, flags | os.O_EXCL, 0o666, dir_fd=directory), "wb") as file:
+            file.write(data)
+            if mode is not None:
+                os.fchmod(file.fileno(), stat_module.S_IMODE(mode))
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
 
 
 def _local_disk(path: str) -> int | None:
@@ -375,10 +416,10 @@ def _kind(mode: int) -> FileKind:
 
 def _not_a_file(path: str) -> ToolError:
     return ToolError(
-        f"{_shown(path)} is neither a file nor a directory",
+        f"{shown_name(path)} is neither a file nor a directory",
         code="environment.not_a_file",
         hint="pipes, sockets and devices cannot be read or written",
-        details={"path": _shown(path)},
+        details={"path": shown_name(path)},
     )
 
 
@@ -396,9 +437,11 @@ def _named(work: Callable[..., _T], arguments: tuple[object, ...]) -> _T:
     try:
         return work(*arguments)
     except OSError as error:
-        path = _shown(str(error.filename if error.filename is not None else arguments[0]))
+        path = shown_name(str(error.filename if error.filename is not None else arguments[0]))
         reason = error.strerror or str(error)
         code, words = _CODES.get(type(error), ("environment.failed", f"failed: {reason}"))
         raise ToolError(
-            f"{path} {words}", code=code, details={"path": path, "given": _shown(str(arguments[0])), "reason": reason}
+            f"{path} {words}",
+            code=code,
+            details={"path": path, "given": shown_name(str(arguments[0])), "reason": reason},
         ) from error

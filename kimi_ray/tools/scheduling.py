@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kimi_ray.cancelling import ends_this_task
-from kimi_ray.tools.contract import Accesses, ToolOutput
+from kimi_ray.tools.contract import Access, Accesses, Environment, KnowsFiles, ToolOutput
 from kimi_ray.tools.results import error_output
 
 MAX_CONCURRENCY = 10
@@ -64,10 +64,29 @@ def _conflict(one: _Claim, other: _Claim) -> bool:
 def conflict(one: Accesses, other: Accesses, *, root: str | None = None) -> bool:
     """Whether two calls may not run side by side: one writes where the other reads or writes, or touches everything.
 
-    Paths are compared as written, after normalisation against ``root``: two names of one file through a symbolic link
-    are not seen as one.
+    Paths are compared after normalisation against ``root``; ``by_file`` says before under which names a file is known.
     """
     return _conflict(_claim(one, root or ""), _claim(other, root or ""))
+
+
+async def by_file(accesses: Sequence[Accesses], environment: Environment) -> list[Accesses]:
+    """The same accesses by the files that they mean: two names of one file (through a link) become one.
+
+    Looked up only where it matters: several calls, one of which writes, in an environment that knows its files.
+    """
+    paths = {access.path for one in accesses for access in one.paths}
+    writes = any(access.mode == "write" for one in accesses for access in one.paths)
+    if not writes or len(paths) <= 1 or not isinstance(environment, KnowsFiles):
+        return list(accesses)
+    ordered = list(paths)
+    names = dict(zip(ordered, await environment.names_of(ordered), strict=True))
+    return [
+        Accesses(
+            tuple(Access(access.mode, name) for access in one.paths for name in names[access.path]),
+            everything=one.everything,
+        )
+        for one in accesses
+    ]
 
 
 async def run_calls(

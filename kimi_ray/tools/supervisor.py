@@ -26,6 +26,8 @@ _LOOK_MS = 500
 """How often the parent is looked at: a process forked by the host may hold the other end of the life line open."""
 _KILL_S = 2.0
 _DEAD_STATES = b"ZX"
+TERMINATE = b"T"
+"""Written into the life line: the command's group is asked to end (SIGTERM), and waited for as before."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -140,8 +142,11 @@ def _wait(child: int, host: int, stand_in: int) -> int | None:
         for ready, _ in poll.poll(_LOOK_MS):
             if ready == woken:
                 os.read(woken, 512)
-            elif not os.read(0, 512):
+            elif not (said := os.read(0, 512)):
                 return None
+            elif TERMINATE in said:
+                with suppress(OSError):
+                    os.killpg(child, signal.SIGTERM)
         if os.getppid() != stand_in or _is_gone(host):
             return None
 

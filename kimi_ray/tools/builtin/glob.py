@@ -20,6 +20,7 @@ class GlobArguments(Arguments):
 
     pattern: str = Field(min_length=1, description="Such as src/**/*.py or *.{json,toml}")
     path: str = Field(default=".", min_length=1, description="Directory to search")
+    include_ignored: bool = Field(default=False, description="Search .git, node_modules and the like too")
 
 
 class Glob(BuiltinTool[GlobArguments]):
@@ -28,7 +29,7 @@ class Glob(BuiltinTool[GlobArguments]):
     name = "Glob"
     description = (
         f"Find files by a path pattern (** for any directories), at most {MAX_MATCHES}, in name order. Directories "
-        "such as .git and node_modules are searched only when the pattern names them."
+        "such as .git and node_modules are searched only when the pattern names them or include_ignored is true."
     )
 
     def touches(self, arguments: GlobArguments) -> Accesses:
@@ -40,7 +41,7 @@ class Glob(BuiltinTool[GlobArguments]):
         pattern = PathPattern(arguments.pattern)
         found: list[str] = []
         more = False
-        named = bool(pattern.names & IGNORED)
+        named = arguments.include_ignored or bool(pattern.names & IGNORED)
         async for path, entry in walk(
             context.environment, arguments.path, include_ignored=named, enter=pattern.may_hold
         ):

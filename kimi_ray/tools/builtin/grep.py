@@ -12,6 +12,7 @@ from pydantic import Field
 
 from kimi_ray.errors import ToolError
 from kimi_ray.tools.builtin.base import BuiltinTool
+from kimi_ray.tools.builtin.file_types import patterns_of
 from kimi_ray.tools.builtin.patterns import PathPattern
 from kimi_ray.tools.builtin.read import is_binary
 from kimi_ray.tools.builtin.walk import walk
@@ -33,6 +34,7 @@ class GrepArguments(Arguments):
     pattern: str = Field(min_length=1, description="Regular expression (Python syntax)")
     path: str = Field(default=".", min_length=1, description="File or directory to search")
     glob: str | None = Field(default=None, min_length=1, description="Only files like this, e.g. *.py or src/**/*.ts")
+    file_type: str | None = Field(default=None, alias="type", description="Only files of this type: py, js, rust, ...")
     output_mode: Literal["content", "files_with_matches", "count_matches"] = "files_with_matches"
     ignore_case: bool = Field(default=False, alias="-i", description="Ignore case")
     line_numbers: bool = Field(default=True, alias="-n", description="Line numbers (content)")
@@ -101,7 +103,10 @@ class Grep(BuiltinTool[GrepArguments]):
                 code="tool.bad_pattern",
                 hint="escape what is meant literally, e.g. \\( \\[ \\{ \\.",
             ) from error
-        only = PathPattern(arguments.glob, anywhere=True) if arguments.glob is not None else None
+        only = [PathPattern(arguments.glob, anywhere=True)] if arguments.glob is not None else []
+        if arguments.file_type is not None:
+            names = patterns_of(arguments.file_type)
+            only.append(PathPattern(f"{{{','.join(names)}}}" if len(names) > 1 else names[0], anywhere=True))
         found = _Found(arguments.offset, arguments.head_limit)
         notes: list[str] = []
         files = large = 0
@@ -141,7 +146,7 @@ class Grep(BuiltinTool[GrepArguments]):
 
 
 async def _files(
-    environment: Environment, arguments: GrepArguments, only: PathPattern | None
+    environment: Environment, arguments: GrepArguments, only: list[PathPattern]
 ) -> AsyncIterator[tuple[str, int]]:
     top = arguments.path
     status = await environment.stat(top)
@@ -150,9 +155,12 @@ async def _files(
     if status.kind != "directory":
         yield top, status.size
         return
-    enter = only.may_hold if only is not None else None
+
+    def enter(directory: str) -> bool:
+        return all(pattern.may_hold(directory) for pattern in only)
+
     async for path, entry in walk(environment, top, include_ignored=arguments.include_ignored, enter=enter):
-        if entry.kind == "file" and (only is None or only.matches(path)):
+        if entry.kind == "file" and all(pattern.matches(path) for pattern in only):
             yield posixpath.normpath(posixpath.join(top, path)), entry.size
 
 

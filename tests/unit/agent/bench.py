@@ -10,8 +10,10 @@ from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
+from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress, Requester
+from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec, Outcome, PromptSpec
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.errors import KimiRayError
@@ -102,6 +104,8 @@ class AgentBench:
         self.spec = AgentSpec(STREAM, "nonce", profile, resolved, limits=limits, sampling=sampling)
         environment = LocalEnvironment(root)
         progress = Progress()
+        self.slots = AgentSlots()
+        notices = Notices(self.journal)
         meter = LimitMeter(limits, fold, settings.price)
         runs = ToolRuns(
             self.journal,
@@ -110,6 +114,7 @@ class AgentBench:
             checkpoint,
             session_id=STREAM.session_id,
             agent_id=STREAM.agent_id,
+            slots=self.slots,
         )
         loop = TurnLoop(
             self.journal,
@@ -120,6 +125,8 @@ class AgentBench:
             progress,
             session_id=STREAM.session_id,
             agent_id=STREAM.agent_id,
+            slots=self.slots,
+            notices=notices,
         )
         self.outcomes: dict[str, Outcome] = {}
         self._ended = asyncio.Event()
@@ -127,7 +134,7 @@ class AgentBench:
             self.spec,
             1,
             self.journal,
-            Prompts(self.journal),
+            Prompts(self.journal, self.slots, notices),
             loop,
             meter,
             self.provider,
@@ -136,6 +143,8 @@ class AgentBench:
             progress,
             on_outcome=self._on_outcome,
             on_idle=lambda: None,
+            slots=self.slots,
+            notices=notices,
         )
 
     def _on_outcome(self, prompt_id: str, outcome: Outcome) -> None:

@@ -70,9 +70,9 @@ def test_schemas_are_compact_and_named_as_models_know_them() -> None:
         "Read": ["path", "line_offset", "n_lines"],
         "Write": ["path", "content", "mode"],
         "Edit": ["path", "old_string", "new_string", "replace_all"],
-        "Glob": ["pattern", "path"],
+        "Glob": ["pattern", "path", "include_ignored"],
         "Grep": [
-            "pattern", "path", "glob", "output_mode", "-i", "-n", "-A", "-B", "-C",
+            "pattern", "path", "glob", "type", "output_mode", "-i", "-n", "-A", "-B", "-C",
             "head_limit", "offset", "multiline", "include_ignored",
         ],
         "Bash": ["command", "cwd", "timeout", "description"],
