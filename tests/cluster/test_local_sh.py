@@ -66,9 +66,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def free_base_port(count: int) -> int:
-    """A port with ``count`` free ones behind it, below those that the kernel gives to any connection at any time."""
+    """A port with ``count`` free ones behind it: above those of Ray's workers, below those that any connection gets."""
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for base in random.sample(range(10_000, max(ephemeral, 20_000) - count), 50):
+    for base in random.sample(range(20_000, max(ephemeral, 30_000) - count), 50):
         if all(is_free(base + step) for step in range(count)):
             return base
     raise RuntimeError("no run of free ports found")
