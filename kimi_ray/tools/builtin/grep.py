@@ -105,8 +105,8 @@ class Grep(BuiltinTool[GrepArguments]):
             ) from error
         only = [PathPattern(arguments.glob, anywhere=True)] if arguments.glob is not None else []
         if arguments.file_type is not None:
-            names = patterns_of(arguments.file_type)
-            only.append(PathPattern(f"{{{','.join(names)}}}" if len(names) > 1 else names[0], anywhere=True))
+            names = ",".join(patterns_of(arguments.file_type))
+            only.append(PathPattern(f"{{{names}}}" if "," in names else names, anywhere=True))
         found = _Found(arguments.offset, arguments.head_limit)
         notes: list[str] = []
         files = large = 0
