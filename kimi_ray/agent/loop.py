@@ -266,7 +266,7 @@ class TurnLoop:
         raise AssertionError("the last round returns or raises")
 
     async def _request(self, config: TurnConfig, signal: TurnSignal, turn: int, step: int) -> ChatRequest:
-        """The request from the log as it is now; its header is in the log, and all of it durable where that is asked."""
+        """The request from the log as it is now, with its header; all of it durable where that is asked for."""
         journal = self._journal
         request = ChatRequest(
             model=config.route.model,

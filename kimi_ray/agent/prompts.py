@@ -173,9 +173,7 @@ class Prompts:
             )
         )
         for record in records:
-            self._journal.append(
-                "prompt/queued", {"prompt_id": record.prompt_id, "queue_length": len(self._queue)}
-            )
+            self._journal.append("prompt/queued", {"prompt_id": record.prompt_id, "queue_length": len(self._queue)})
 
     def finish(
         self, prompt_id: str, state: str, *, turn: int | None = None, error: dict[str, Any] | None = None

@@ -156,9 +156,7 @@ class Requester:
                 raise
             return self._complete(run, answer)
 
-    async def _place(
-        self, route: ModelRoute, signal: TurnSignal
-    ) -> tuple[AbstractContextManager[object], int | None]:
+    async def _place(self, route: ModelRoute, signal: TurnSignal) -> tuple[AbstractContextManager[object], int | None]:
         """A place at the model's server and the milliseconds it took to get it (None: nobody counts places)."""
         slots = slots_of(route.provider)
         if slots is None:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.slots import AgentSlots, ToolDone, ToolGate
-from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
+from kimi_ray.agent.turn_signal import TurnSignal
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError, LogError, ToolError
 from kimi_ray.events import freeze
@@ -306,7 +306,7 @@ class _Run:
         )
         try:
             await slot.run(done)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  nothing that a handler does costs a call its result
             # The tool has done its work: what it said is its result, also when nobody has the time to look at it.
             return output if ends_this_task(error) else _error_output(error)
         self.stop_turn = done.stop_turn

@@ -26,6 +26,7 @@ from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompts import Prompts
+from kimi_ray.agent.repeats import RepeatedCalls
 from kimi_ray.agent.requester import Progress, Requester
 from kimi_ray.agent.rollout_agent import RolloutFunctionAgent
 from kimi_ray.agent.slots import AgentSlots
@@ -276,9 +277,12 @@ class AgentServices(Provider):
         await environment.close()
 
     @provide
-    def slots(self) -> AgentSlots:
-        """Where others have a say."""
-        return AgentSlots()
+    def slots(self, opened: OpenedLog) -> AgentSlots:
+        """Where others have a say; the guard against repeated calls is the first, for agents of no run."""
+        slots = AgentSlots()
+        if opened.log.header.run_id is None:
+            RepeatedCalls(slots)
+        return slots
 
     @provide
     def inbox(self) -> Inbox:
