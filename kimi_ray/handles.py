@@ -236,13 +236,13 @@ class Agent:
         await self._resolve(known)
 
     async def swarm(
-        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
+        self, prompt: Prompt | None, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
     ) -> SwarmReport:
         """A swarm whose rollouts are this agent's children, and its result. See ``Session.start_swarm``."""
         return await self._session.swarm(prompt, items, **options, parent=self.id)
 
     async def start_swarm(
-        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
+        self, prompt: Prompt | None, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[AgentSwarmOptions]
     ) -> SwarmHandle:
         """``Session.start_swarm`` with this agent as the parent: its log tells of the swarm. Raises as that."""
         return await self._session.start_swarm(prompt, items, **options, parent=self.id)

@@ -19,7 +19,7 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.execute import RunSink, open_run, reopen_run
 from kimi_ray.runs.manifest import seed_of
 from kimi_ray.runs.plan import OnInterrupted, RunPlan, plan_run
-from kimi_ray.runs.prompts import Prompt
+from kimi_ray.runs.prompts import Prompt, checked_prompt
 from kimi_ray.runs.report import SwarmReport
 from kimi_ray.runs.rollouts import SwarmSettings
 from kimi_ray.runs.run_directory import read_manifest
@@ -33,6 +33,7 @@ from kimi_ray.tools.carried import carried
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.function import as_tool
 from kimi_ray.tools.output_schema import schema_of
+from kimi_ray.tools.rollout_function import Rollout, carried_rollout
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, ``package.module:function``, a ``Tool``, or a typed function."""
@@ -236,14 +237,14 @@ class Session:
     # -- swarms -----------------------------------------------------------------------------------------------------
 
     async def swarm(
-        self, prompt: Prompt, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[SwarmOptions]
+        self, prompt: Prompt | None, items: Iterable[str | dict[str, Any] | Item], **options: Unpack[SwarmOptions]
     ) -> SwarmReport:
         """``start_swarm`` with the same arguments, and its result."""
         return await (await self.start_swarm(prompt, items, **options)).result()
 
     async def start_swarm(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None,
         items: Iterable[str | dict[str, Any] | Item],
         *,
         profile: str | Profile = "explore",
@@ -350,7 +351,7 @@ class Session:
         function = None if rollout is None else carried_rollout(rollout)
         schema = None if output_schema is None else schema_of(output_schema)
         plan = plan_run(
-            checked_prompt(prompt, function),
+            checked_prompt(prompt, needed=function is None),
             items,
             self.with_workdir(settings),
             run_id=run_id,

@@ -100,6 +100,22 @@ def render_workdir(workdir: Workdir | None, item: RunItem) -> Workdir | None:
     )
 
 
+def checked_prompt(prompt: Prompt | None, *, needed: bool = True) -> Prompt:
+    """The prompt of a swarm; where it is not ``needed`` (a rollout function decides), None is the item itself.
+
+    Raises:
+        RunError: ``swarm.no_prompt``.
+    """
+    if prompt is None and needed:
+        raise RunError(
+            "the swarm has no prompt",
+            code="swarm.no_prompt",
+            hint="give a template with {{item}}, or a function of the item; only beside a rollout function it may be"
+            " left out",
+        )
+    return "{{item}}" if prompt is None else prompt
+
+
 def check_prompt(
     prompt: Prompt, items: Iterable[RunItem], workdir: Workdir | None = None, *, needs_item: bool = True
 ) -> None:
