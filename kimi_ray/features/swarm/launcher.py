@@ -5,7 +5,7 @@ from __future__ import annotations
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.subagents import SubagentPlan, Subagents
 from kimi_ray.errors import AgentError, KimiRayError, error_from_data
-from kimi_ray.features.swarm.scheduler import Attempt, SwarmTask
+from kimi_ray.features.swarm.scheduler import TIMED_OUT, Attempt, SwarmTask
 
 ITEM_LABEL = "swarmItem"
 """The label of a subagent that says what it was made for; it stays when the subagent is resumed."""
@@ -19,13 +19,17 @@ class SubagentLauncher:
         journal: The caller's log.
         plan: What new children are; None when all are resumed.
         call_id: The tool call.
+        timeout_s: Longest run of an attempt, seconds; 0 is no bound.
     """
 
-    def __init__(self, subagents: Subagents, journal: Journal, plan: SubagentPlan | None, call_id: str) -> None:
+    def __init__(
+        self, subagents: Subagents, journal: Journal, plan: SubagentPlan | None, call_id: str, timeout_s: float
+    ) -> None:
         self._subagents = subagents
         self._journal = journal
         self._plan = plan
         self._call_id = call_id
+        self._timeout_s = timeout_s
 
     async def launch(self, attempt: Attempt) -> str:
         """See ``Launcher.launch``."""
@@ -34,10 +38,16 @@ class SubagentLauncher:
             agent_id = await self._agent(attempt.task)
             attempt.began(agent_id)
         result = await self._subagents.run(
-            agent_id, None if attempt.again else attempt.task.prompt, on_started=attempt.ready, will_retry=True
+            agent_id,
+            None if attempt.again else attempt.task.prompt,
+            timeout_s=self._timeout_s or None,
+            on_started=attempt.ready,
+            will_retry=True,
         )
         if result.status == "completed":
             return result.text
+        if result.status == "timed_out":
+            raise AgentError(TIMED_OUT, code="agent.timed_out")
         if result.error is not None:
             raise error_from_data(result.error)
         raise AgentError(f"the subagent ended {result.status}", code=f"prompt.{result.status}")

@@ -29,6 +29,9 @@ NAME = "AgentSwarm"
 NOT_ALONE = f"{NAME} must be the only tool call of an answer: no call of this answer was started."
 TWO_SWARMS = f"Call {NAME} once in an answer, one swarm at a time: no call of this answer was started."
 
+MAKING_S = 60.0
+"""What an attempt has beyond the time of its subagent's work: to make the subagent, and to tell of its end."""
+
 
 class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
     """Subagents over items; ``validation.failed``, and what ``Subagents.plan`` raises. A failed subagent is data."""
@@ -65,12 +68,13 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
             profile=RESUMED if plan is None else plan.profile.name,
             resumed_items=await self._items_of(arguments.resumed, context.agent_id),
         )
+        timeout_s = self._config.subagent_timeout_s
         scheduler = SwarmScheduler(
             tasks,
-            SubagentLauncher(self._subagents, self._journal, plan, context.call_id),
+            SubagentLauncher(self._subagents, self._journal, plan, context.call_id, timeout_s),
             MonotonicClock(),
             max_concurrency=self._config.agent_swarm_max_concurrency,
-            timeout_ms=round(self._config.subagent_timeout_s * 1000),
+            timeout_ms=round((timeout_s + MAKING_S) * 1000) if timeout_s else 0,
         )
         return ToolOutput(render_results(await scheduler.run(context.cancelled)))
 

@@ -40,6 +40,7 @@ class FakeSubagents:
     runs: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     plans: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     gate: asyncio.Event | None = None
+    timeouts: set[float | None] = field(default_factory=set[float | None])
 
     def plan(self, profile: str | None = None, model: str | None = None, *, fork: bool = False) -> SubagentPlan:
         self.plans.append((profile, model, fork))
@@ -76,9 +77,11 @@ class FakeSubagents:
         *,
         on_started: Callable[[], None] | None = None,
         will_retry: bool = False,
+        timeout_s: float | None = None,
         **_: Any,
     ) -> SubagentResult:
         assert will_retry
+        self.timeouts.add(timeout_s)
         self.runs.append((agent_id, prompt))
         if on_started is not None:
             on_started()
@@ -406,6 +409,16 @@ async def test_a_fork_is_what_the_caller_is() -> None:
         "Review files #1 (agent)",
         "Review files #2 (agent)",
     ]
+
+
+async def test_the_time_of_the_settings_is_that_of_each_subagent() -> None:
+    subagents = FakeSubagents(outcomes={"a": [SubagentResult("agent-1", "coder", "timed_out")]})
+    output = await call(made(subagents, subagent_timeout_s=7), **REVIEW, items=["a", "b"])
+    assert subagents.timeouts == {7.0}
+    assert 'item="a" state="started" outcome="failed">Subagent timed out.</subagent>' in output.content
+    unbounded = FakeSubagents()
+    await call(made(unbounded, subagent_timeout_s=0), **REVIEW, items=["a", "b"])
+    assert unbounded.timeouts == {None}
 
 
 async def test_the_cap_of_the_settings_holds() -> None:
