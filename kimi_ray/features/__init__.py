@@ -4,9 +4,11 @@ What may enter: a class that subclasses ``kimi_ray.scopes.Feature``, with its se
 or folder of its own. What may not: knowledge of hosts, of Ray, or of another Feature.
 """
 
+from kimi_ray.features.tasks import TasksFeature
+from kimi_ray.features.todo import TodoFeature
 from kimi_ray.scopes import Feature
 
-BUILTIN: tuple[type[Feature], ...] = ()
+BUILTIN: tuple[type[Feature], ...] = (TasksFeature, TodoFeature)
 """The Features of every runtime, in the order in which their handlers come."""
 
 __all__ = ["BUILTIN"]
