@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TurnStarted,
         TurnStopping,
     )
+    from kimi_ray.agent.rollout import RolloutContext
     from kimi_ray.agent.specs import PromptResult
     from kimi_ray.app import IndexStatus, SessionList, SessionPage, SessionSummary, WorkspaceEntry, WorkspaceList
     from kimi_ray.config import RuntimeConfig
@@ -89,6 +90,7 @@ _HOMES = {
     "RequestFailed": "agent.slots",
     "ResolvedModel": "llm",
     "ResultRow": "runs",
+    "RolloutContext": "agent.rollout",
     "RunError": "errors",
     "Runtime": "runtime",
     "RuntimeConfig": "config",
@@ -156,6 +158,7 @@ __all__ = [
     "RequestFailed",
     "ResolvedModel",
     "ResultRow",
+    "RolloutContext",
     "RunError",
     "Runtime",
     "RuntimeConfig",

@@ -1,7 +1,7 @@
 """A checked answer: the tool ``final_answer``, whose parameters are the schema, and what stands for a call of it.
 
-A turn whose prompt has an ``output_schema`` offers the tool beside the agent's own. It ends when the tool is called with
-an answer that fits, or when the model ends with a text that is such an answer as JSON. What does not fit goes back to
+A turn whose prompt has an ``output_schema`` offers the tool beside the agent's own. It ends when the tool is called
+with an answer that fits, or when the model ends with a text that is such an answer as JSON. What does not goes back to
 the model with the reasons, ``MAX_CORRECTIONS`` times; then the turn fails with ``output.invalid``.
 """
 

@@ -22,10 +22,10 @@ def told(result: PromptResult, fold: AgentFold) -> PromptResult:
     if fold.scores:
         changes["scores"] = {name: thaw(value) for name, value in fold.scores.items()}
     if record.is_rollout:
-        last = fold.turns.get(max(fold.turns, default=-1))
+        last = next((turn.text for turn in reversed(fold.turns.values()) if turn.text), "")
         output = changes.get("output")
         changes |= {
-            "text": output if isinstance(output, str) else last.text if last is not None else "",
+            "text": output if isinstance(output, str) else last,
             "stop": _stop(record),
             "usage": fold.sums.usage(),
             "steps": fold.sums.steps,

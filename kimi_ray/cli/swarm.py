@@ -53,6 +53,18 @@ def swarm(
             help="Read,Grep,package.module:function ...; none. [the profile's less Bash, Write, Edit]",
         ),
     ] = None,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            "--rollout", metavar="MODULE:FUNCTION", help="Runs in place of the loop; PROMPT may then be left out."
+        ),
+    ] = None,
+    output_schema: Annotated[
+        str | None,
+        typer.Option(
+            "--output-schema", metavar="FILE|MODULE:MODEL", help="A JSON schema that each final answer must fit."
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="Of the model.")] = None,
     max_output_tokens: Annotated[
         int | None, typer.Option("--max-output-tokens", metavar="N", help="Of each model request.")
@@ -136,7 +148,7 @@ def swarm(
     """
     from kimi_ray.cli.settings_of import runtime_config
     from kimi_ray.cli.swarm_arguments import SwarmArguments, split_names
-    from kimi_ray.cli.swarm_plan import make_work, text_or_file
+    from kimi_ray.cli.swarm_plan import find_schema, make_work, text_or_file
 
     if in_process:
         runtime_config(home, address, in_process=True)  # refuses another address beside it
@@ -153,6 +165,8 @@ def swarm(
         profile=profile,
         system_prompt=text_or_file(system_prompt),
         tools=split_names(tools),
+        rollout=rollout,
+        output_schema=find_schema(output_schema, str(Path.cwd())),
         temperature=temperature,
         max_output_tokens=max_output_tokens,
         seed=seed,
@@ -228,16 +242,19 @@ def _show_plan(work: SwarmWork, *, json: bool) -> None:
     keys = plan.keys[:_PROMPTS_SHOWN]
     shown = [(one.key, one.prompt) for one in plan.rollouts(keys, work.cwd)]
     steps = None if settings.limits is None else settings.limits.max_steps
+    single = not settings.tool_names and plan.rollout is None and plan.output_schema is None
     told: dict[str, Any] = {
         "items": len(plan.items),
         "repeats": plan.repeats,
         "rollouts": len(plan.keys),
-        "requests_at_least": len(plan.keys),
-        "requests_at_most": len(plan.keys) if not settings.tool_names else steps and steps * len(plan.keys),
+        "requests_at_least": len(plan.keys) if plan.rollout is None else 0,
+        "requests_at_most": len(plan.keys) if single else steps and steps * len(plan.keys),
         "run_dir": str(work.out),
         "model": {"name": work.model.name, "provider": work.model.provider, "base_urls": list(work.model.base_urls)},
         "profile": settings.profile.name,
         "tools": list(settings.tool_names),
+        "rollout": None if plan.rollout is None else plan.rollout.name,
+        "output_schema": plan.output_schema,
         "workdir": None if settings.workdir is None else settings.workdir.said(),
         "sampling": None if settings.sampling is None else settings.sampling.said(),
         "limits": None if settings.limits is None else settings.limits.said(),

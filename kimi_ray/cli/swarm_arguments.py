@@ -38,6 +38,9 @@ class SwarmArguments(Settings):
     profile: str | None = None
     system_prompt: str | None = None
     tools: tuple[str, ...] | None = None
+    rollout: str | None = None
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema itself, also when it was given as a file or a model."""
     temperature: float | None = None
     max_output_tokens: int | None = None
     seed: int | None = None

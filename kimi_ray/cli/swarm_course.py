@@ -165,7 +165,7 @@ async def _open(work: SwarmWork, plan: RunPlan, served: list[str] | None) -> Run
             return await open_run(
                 plan,
                 out,
-                arguments=work.arguments.model_copy(update={"prompt": None}).said(),
+                arguments=work.arguments.model_copy(update={"prompt": None, "output_schema": None}).said(),
                 config=work.config.model_dump(mode="json"),
                 model=work.model,
                 cwd=work.cwd,

@@ -57,7 +57,8 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
         arguments, cwd, run_id, seed = said, os.getcwd(), None, None
         if out is not None and not out.strip():
             raise ConfigError("--out names no directory", code="request.bad_usage", hint="leave it out, or name one")
-        directory = Path(out).expanduser() if out is not None else default_run_directory(said.prompt or "")
+        slug = said.prompt or said.rollout or ""
+        directory = Path(out).expanduser() if out is not None else default_run_directory(slug)
         _check_free(directory)
     else:
         if out is not None:
@@ -70,7 +71,7 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
         seed = seed_of(manifest)
         if said.seed is not None:
             seed = None
-    if arguments.prompt is None:
+    if arguments.prompt is None and arguments.rollout is None:
         raise ConfigError(
             "there is no prompt", code="request.bad_usage", hint="kimi-ray swarm 'Review {{item}}' --items FILE"
         )
@@ -132,6 +133,33 @@ def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir
     return workdir.model_copy(update={"writes": True}) if writes and workdir.kind == "shared" else workdir
 
 
+def find_schema(text: str | None, cwd: str) -> dict[str, Any] | None:
+    """The JSON schema that ``--output-schema`` means: a file of it, or ``package.module:Model``.
+
+    Raises:
+        ConfigError: ``output.bad_schema``, ``request.unreadable_file``.
+    """
+    import json
+
+    from kimi_ray.tools.output_schema import load_schema, schema_of
+
+    if text is None:
+        return None
+    if ":" in text and not os.path.exists(text):
+        make_importable((text,), cwd)
+        return load_schema(text)
+    content = text_or_file(f"@{text}")
+    try:
+        return schema_of(json.loads(content or ""))
+    except ValueError as error:
+        raise ConfigError(
+            f"{text} is not JSON: {error}",
+            code="output.bad_schema",
+            hint="--output-schema takes a file with a JSON schema, or package.module:Model",
+            details={"file": text},
+        ) from None
+
+
 def make_importable(names: tuple[str, ...], cwd: str) -> None:
     """Let ``package.module:function`` be found beside the user's files, as with ``python -m``."""
     if any(":" in name for name in names) and cwd not in sys.path:
@@ -184,10 +212,13 @@ def _plan(
     from kimi_ray.hosts.features import load_features
     from kimi_ray.runs import Filter, SwarmSettings, read_items
     from kimi_ray.runs.plan import plan_run
+    from kimi_ray.runs.prompts import checked_prompt
     from kimi_ray.session_handle import bind_profile
     from kimi_ray.settings import Workdir
+    from kimi_ray.tools.rollout_function import carried_rollout
 
-    make_importable((*(arguments.tools or ()), arguments.model or ""), cwd)
+    make_importable((*(arguments.tools or ()), arguments.model or "", arguments.rollout or ""), cwd)
+    rollout = None if arguments.rollout is None else carried_rollout(arguments.rollout)
     profile, user_tools = bind_profile(
         arguments.profile or PROFILE, arguments.system_prompt, arguments.tools, load_features(config)
     )
@@ -209,7 +240,7 @@ def _plan(
         shared = Workdir.shared(cwd, writes=bool(arguments.allow_shared_writes))
         settings = settings.model_copy(update={"workdir": shared})
     return plan_run(
-        str(arguments.prompt),
+        checked_prompt(arguments.prompt, needed=rollout is None),
         items,
         settings,
         run_id=run_id,
@@ -222,6 +253,8 @@ def _plan(
         on_interrupted=arguments.on_interrupted or "continue",
         keep_workdirs=bool(arguments.keep_workdirs),
         user_tools=user_tools,
+        rollout=rollout,
+        output_schema=arguments.output_schema,
         denied_paths=_denied(arguments),
         id_column=arguments.id_column,
         filters=filters,
@@ -241,6 +274,7 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
     try:
         recorded = SwarmArguments.model_validate(manifest["arguments"])
         prompt = cast("Mapping[str, Any]", manifest["prompt"])["text"]
+        output_schema = manifest.get("output_schema")
         cwd, run_id = str(manifest["cwd"]), str(manifest["run_id"])
         config: dict[str, Any] = manifest["config"]
         # Where it ran counts more than what the environment says now: its logs and claims are there.
@@ -252,7 +286,8 @@ def _recorded(said: SwarmArguments, manifest: Mapping[str, Any], directory: Path
             hint="go on with it from Python, as it was begun: start_swarm(..., out=..., resume=True)",
             details={"run_dir": str(directory)},
         ) from None
-    return said.over(recorded.model_copy(update={"prompt": prompt, **place})), cwd, run_id
+    texts = {"prompt": prompt, "output_schema": output_schema}
+    return said.over(recorded.model_copy(update={**texts, **place})), cwd, run_id
 
 
 def _check_free(directory: Path) -> None:

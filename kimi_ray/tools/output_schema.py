@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import lru_cache
 from typing import Any, cast
 
@@ -56,6 +57,22 @@ def schema_of(thing: Any) -> dict[str, Any]:
         raise _bad(f"{error.json_path}: {error.message}") from None
     problems_of(plain, None)
     return plain
+
+
+def load_schema(reference: str) -> dict[str, Any]:
+    """The schema of ``package.module:Model``: a pydantic model, another type, or a dict that is a JSON schema.
+
+    Raises:
+        ConfigError: ``output.bad_schema``.
+    """
+    module_name, _, path = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a module's body may raise anything
+        raise _bad(f"{reference} cannot be imported: {type(error).__name__}: {error}") from error
+    return schema_of(found)
 
 
 def problems_of(schema: dict[str, Any], value: Any) -> list[str]:
