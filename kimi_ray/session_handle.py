@@ -9,6 +9,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
+from kimi_ray.agent.subagents import SubagentResult
 from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, ToolError
 from kimi_ray.handles import Agent, SessionServices
@@ -28,6 +29,7 @@ from kimi_ray.runs.seeds import RunSeed
 from kimi_ray.session_events import AgentEvent, session_events
 from kimi_ray.session_link import SessionLink
 from kimi_ray.settings import Isolation, Item, Limits, Profile, Sampling, Workdir, check_settings
+from kimi_ray.subagent_handle import SubagentHandle, SubagentOptions, start_subagent
 from kimi_ray.swarm_handle import SwarmAgent, SwarmHandle
 from kimi_ray.tools.carried import carried
 from kimi_ray.tools.contract import Tool
@@ -233,6 +235,32 @@ class Session:
         async with aclosing(events):
             async for found in events:
                 yield found
+
+    # -- subagents --------------------------------------------------------------------------------------------------
+
+    async def run_subagent(self, prompt: str, **options: Unpack[SubagentOptions]) -> SubagentResult:
+        """``start_subagent`` with the same arguments, and its result."""
+        return await (await self.start_subagent(prompt, **options)).result()
+
+    async def start_subagent(self, prompt: str, **options: Unpack[SubagentOptions]) -> SubagentHandle:
+        """Start an agent below one of this session's, with a task; it works where its caller works.
+
+        Args:
+            prompt: The task.
+            **options: ``profile``: the kind of agent; None is ``coder``. ``agent_id``: the caller, main by default: its
+                log tells of the subagent. ``model``: None is the profile's, else the caller's. ``fork``: begin with the
+                caller's history, as what the caller is. ``resume``: a subagent of the caller's to go on with, one of
+                an earlier life of the session as well. ``description``: a few words, for the log. ``labels``: kept
+                with the subagent for good. ``timeout_s``: longest run, seconds. ``summary``: when to ask again for a
+                longer answer.
+
+        Raises:
+            ConfigError: ``profile.unknown``, ``model.not_configured``, ``request.conflict``.
+            AgentError: ``agent.depth_exceeded`` {depth, max}; ``agent.not_found``, ``agent.not_a_subagent``,
+                ``agent.not_owned``, ``agent.already_running`` of ``resume``; ``prompt.empty``; ``limit.*``.
+            KimiRayError: why it cannot be brought to life. How its run fails is in the result.
+        """
+        return await start_subagent(self.agent, self._link, self._services, prompt, **options)
 
     # -- swarms -----------------------------------------------------------------------------------------------------
 

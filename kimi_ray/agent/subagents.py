@@ -67,6 +67,10 @@ class SubagentResult:
 class Subagents(Protocol):
     """The children of one agent. All methods may be called for many children at once."""
 
+    def offered(self) -> list[Profile]:
+        """The profiles that the caller's allow-list names, as far as there are such."""
+        ...
+
     def plan(self, profile: str | None = None, model: str | None = None, *, fork: bool = False) -> SubagentPlan:
         """What a child would be, by the rules for the caller; nothing is made.
 
@@ -90,12 +94,12 @@ class Subagents(Protocol):
         call_id: str | None = None,
         background: bool = False,
     ) -> str:
-        """Make the child, idle; gives its agent id. The caller's log has ``subagent/spawned`` when it returns.
+        """Make the child, alive and idle; gives its agent id. The caller's log tells of it (``subagent/spawned``).
 
         Args:
             plan: From ``plan``.
             description: A few words on its task, for the log.
-            labels: Kept in the child's header for good; ``parent_agent_id`` is added.
+            labels: Kept in the child's header for good; ``parent_agent_id`` is added where the caller is not main.
             call_id: The tool call that asked for it.
             background: Whether the caller goes on meanwhile; only recorded.
 

@@ -371,6 +371,10 @@ class SubagentSpawned(Payload):
 
     agent_id: str
     profile: str | None = None
+    model: str | None = None
+    description: str | None = None
+    call_id: str | None = None
+    background: bool | None = None
     labels: JsonObject | None = None
     item_id: str | None = None
     repeat: int | None = None

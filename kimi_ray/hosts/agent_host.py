@@ -26,6 +26,7 @@ from kimi_ray.hosts.agent_services import (
     SleepingWorkdirs,
     workdirs_base,
 )
+from kimi_ray.hosts.agent_subagents import SubagentServices
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.draining import Leavers
 from kimi_ray.hosts.features import Features, load_features
@@ -90,7 +91,7 @@ class AgentHost:
         self._cluster = cluster
         self._config = config
         features = self._features = load_features(config)
-        own = [AppServices(), SessionServices(), AgentServices()]
+        own = [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
         self._app = assemble(
             [*own, *features.services(own)],
             {RuntimeConfig: config, Cluster: cluster, Features: features},

@@ -152,6 +152,7 @@ class LiveSession:
     def hold(self, spec: AgentSpec, host: str, isolation: Isolation | None, node_id: str | None) -> None:
         """Keep alive, from now on, an agent that lives on ``host``."""
         self.agents[spec.stream.agent_id] = LiveAgent(spec, host, isolation, node_id)
+        self._models[spec.model.name] = spec.model
 
     async def agent_host(
         self, agent_id: str, suspect: str | None, model: ResolvedModel | None, *, directly: bool = True

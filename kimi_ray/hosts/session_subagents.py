@@ -1,0 +1,517 @@
+"""The subagents of a live session: made, told of in their callers' logs, counted against the session's limits.
+
+The caller's side (``subagent_calls``) gives a child its prompts and waits; here is what only the session can say: who
+is whose child, how deep, who runs now. A run whose caller is lost is ended; one whose session host is lost is known to
+the next one by the document (``in_flight``), and told there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.agent.limits import limit_error
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry
+from kimi_ray.cancelling import ends_this_task
+from kimi_ray.errors import AgentError, KimiRayError, StoreError
+from kimi_ray.events import LogHeader, ParentRef, WriterRef
+from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.agent_forking import beside, fork_agent
+from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.session_swarms import tell_ancestors
+from kimi_ray.hosts.stored_agents import read_agent
+from kimi_ray.hosts.stored_binding import node_of_directory
+from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, Inherited, ReadyChild, SpawnSubagent
+from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
+from kimi_ray.ids import new_ulid
+from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.log import epoch_ms
+from kimi_ray.runs.schedule import LimitHit, Spent
+from kimi_ray.session import AgentEntry, parent_of_log
+from kimi_ray.settings import Limits, Workdir
+from kimi_ray.store.seam import Stream
+from kimi_ray.version import __version__
+
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import LiveSession
+
+MAIN = "main"
+_LOOK_S = 1.0
+_COUNT_S = 0.1
+_ASK_S = 5.0
+_CLOSE_S = 10.0
+_REMEMBERED = 1024
+_SPAWN = "spawn"
+"""The header's word for the nonce of a spawn: the same one again is found by it."""
+
+
+@dataclass(eq=False, slots=True)
+class ChildRun:
+    """A child at work for its caller."""
+
+    caller: str
+    agent_id: str
+    run_id: str
+    by_agent: bool
+    caller_host: str | None
+    before: Spent = field(default_factory=Spent)
+    """What the child had used when the run began."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SessionSubagents:
+    """The children of the agents of one session.
+
+    Args:
+        live: The session.
+    """
+
+    def __init__(self, live: LiveSession) -> None:
+        self._live = live
+        self._runs: dict[str, ChildRun] = {}
+        self._made: OrderedDict[str, asyncio.Future[ReadyChild]] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._headers: dict[str, dict[str, Any]] = {}
+        self._inherited: dict[str, Inherited] = {}
+        self._spent: dict[str, Spent] = {}
+        self._limit: LimitHit | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.last_error: KimiRayError | None = None
+
+    @property
+    def running(self) -> set[str]:
+        """The children that are at work."""
+        return set(self._runs)
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    async def spawn(self, spec: SpawnSubagent) -> ReadyChild:
+        """Make a child, alive and idle. The same nonce again is the same child.
+
+        Raises:
+            AgentError: ``agent.not_found`` of the caller; ``agent.depth_exceeded`` {depth, max}; ``limit.*``.
+            KimiRayError: why it cannot be brought to life.
+        """
+        making = self._made.get(spec.nonce)
+        if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
+            making = self._made[spec.nonce] = asyncio.ensure_future(self._spawn(spec))
+            if len(self._made) > _REMEMBERED:
+                self._made.popitem(last=False)
+        return await asyncio.shield(making)
+
+    async def _spawn(self, spec: SpawnSubagent) -> ReadyChild:
+        live = self._live
+        depth = int((await self._header(spec.caller)).get("delegation_depth", 0)) + 1
+        most = live.services.config.max_delegation_depth
+        if depth > most:
+            raise depth_exceeded(Stream(live.id, spec.caller), depth, most)
+        await live.limits_left(None)
+        made = await self._made_before(spec.nonce)
+        if made is not None:
+            return made
+        if spec.inherited is None:
+            spec = await self._as_its_caller(spec)
+        if spec.fork:
+            return await self._fork(spec)
+        model = spec.model if spec.model is not None else await self._model_of(spec.caller)
+        return await self._create(spec, model, depth)
+
+    async def _create(self, spec: SpawnSubagent, model: ResolvedModel, depth: int) -> ReadyChild:
+        live, inherited = self._live, spec.inherited or Inherited()
+        (number,) = await live.next_numbers(1)
+        stream = Stream(live.id, f"agent-{number}")
+        labels = self._labels(spec)
+        header = LogHeader(
+            session_id=live.id,
+            agent_id=stream.agent_id,
+            created_at=epoch_ms(),
+            cwd=spec.cwd if spec.cwd is not None else live.spec.cwd,
+            parent=ParentRef(session_id=live.id, agent_id=spec.caller),
+            origin="subagent",
+            delegation_depth=depth,
+            profile=spec.profile.name,
+            labels=labels,
+            writer=WriterRef(name="kimi-ray", version=__version__),
+        )
+        data = header.to_data() | {_SPAWN: spec.nonce}
+        agent = AgentSpec(
+            stream=stream,
+            nonce=new_ulid(),
+            profile=spec.profile,
+            model=model,
+            header=data,
+            sampling=spec.sampling,
+            limits=spec.profile.limits,
+            workdir=spec.workdir,
+            user_tools=inherited.user_tools,
+            item=inherited.item,
+            denied_paths=inherited.denied_paths,
+            send_seed=inherited.send_seed,
+            permission_mode=inherited.permission_mode,
+            claim=live.spec.nonce,
+        )
+        self._headers[stream.agent_id] = data
+        self._inherited[stream.agent_id] = inherited
+        await live.recovery.remember_run(stream.agent_id, spec.caller)
+        try:
+            host = await activate_agent(
+                live.services.cluster,
+                live.services.registry,
+                live.services.store,
+                agent,
+                isolation=inherited.isolation,
+                node_id=inherited.node_id,
+            )
+        except BaseException:
+            live.recovery.drop_run(stream.agent_id)
+            raise
+        live.hold(replace(agent, header=None), host, inherited.isolation, inherited.node_id)
+        live.register_agents([AgentEntry(stream.agent_id, "sub", spec.caller, labels)])
+        said: dict[str, Any] = {"agent_id": stream.agent_id, "profile": spec.profile.name, "model": model.name}
+        if labels:
+            said["labels"] = labels
+        live.log_of(spec.caller).add([LogEntry("subagent/spawned", {**said, **spec.about})])
+        return ReadyChild(stream.agent_id, spec.profile.name, labels, host)
+
+    async def _fork(self, spec: SpawnSubagent) -> ReadyChild:
+        live, inherited = self._live, spec.inherited or Inherited()
+        labels = self._labels(spec)
+        agent_id = await fork_agent(
+            live.services, live, spec.caller, spec.nonce, spec.model, labels=labels, about=spec.about
+        )
+        self._inherited[agent_id] = inherited
+        host = await live.agent_host(agent_id, None, spec.model)
+        return ReadyChild(agent_id, spec.profile.name, labels, host)
+
+    async def _model_of(self, agent_id: str) -> ResolvedModel:
+        agent = self._live.agents.get(agent_id)
+        return agent.spec.model if agent is not None else (await self._live.spec_for(agent_id, None)).model
+
+    def _labels(self, spec: SpawnSubagent) -> dict[str, str]:
+        return dict(spec.labels) | ({"parent_agent_id": spec.caller} if spec.caller != MAIN else {})
+
+    async def _made_before(self, nonce: str) -> ReadyChild | None:
+        """The child that an earlier host of this session made for the same call."""
+        live = self._live
+        if live.known_empty:
+            return None
+        for log in await live.services.store.list_logs(live.id):
+            header = log.header or {}
+            if nonce in (header.get(_SPAWN), header.get("fork_group")):
+                agent_id = log.stream.agent_id
+                host = await live.agent_host(agent_id, None, None)
+                return ReadyChild(agent_id, str(header.get("profile")), dict(header.get("labels") or {}), host)
+        return None
+
+    async def _as_its_caller(self, spec: SpawnSubagent) -> SpawnSubagent:
+        """What a program did not say: the child works where its caller does, with main's tools."""
+        live = self._live
+        main, stream = live.agents[MAIN], Stream(live.id, spec.caller)
+        bound: dict[str, Any] = (await live.bound(stream)).get("workdir") or {}
+        own = Workdir.model_validate({key: said for key, said in bound.items() if key in Workdir.model_fields} or NONE)
+        node = await node_of_directory(live.services.store, stream, own)
+        inherited = Inherited(
+            main.spec.user_tools,
+            main.spec.denied_paths,
+            main.spec.permission_mode,
+            send_seed=main.spec.send_seed,
+            isolation=main.isolation,
+            node_id=node or (main.node_id if own.kind != "none" else None),
+        )
+        return replace(spec, inherited=inherited, workdir=spec.workdir or beside(bound))
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    async def check(self, caller: str | None, agent_id: str) -> ReadyChild:
+        """A child that may be given a prompt; nothing is brought to life. ``caller`` None: any agent, whatever it does.
+
+        Raises:
+            AgentError: ``agent.not_found``, ``agent.not_a_subagent``, ``agent.not_owned``, ``agent.already_running``.
+        """
+        if caller is None:
+            return _told(agent_id, await self._header(agent_id))
+        child = await self._owned(caller, agent_id)
+        host = self._live.host_of(agent_id)
+        if agent_id in self._runs or (host is not None and await self._is_busy(host, agent_id)):
+            raise _already_running(agent_id)
+        return child
+
+    async def begin(self, spec: BeginSubagent) -> ReadyChild:
+        """A run begins: the child alive, its caller's log told. The same run id again is the same run.
+
+        Raises:
+            AgentError: ``agent.not_found``, ``agent.not_a_subagent``, ``agent.not_owned``, ``agent.already_running``;
+                ``agent.model_needed`` {model}; ``limit.*`` when the session has nothing left.
+            KimiRayError: why the child cannot be brought to life.
+        """
+        live, agent_id = self._live, spec.agent_id
+        known = self._runs.get(agent_id)
+        if known is not None and known.run_id != spec.run_id:
+            raise _already_running(agent_id)
+        run = known or ChildRun(spec.caller, agent_id, spec.run_id, spec.by_agent, live.host_of(spec.caller))
+        self._runs[agent_id] = run
+        try:
+            child = await self._owned(spec.caller, agent_id)
+            if spec.inherited is not None:
+                self._inherited[agent_id] = spec.inherited
+            await live.recovery.remember_run(agent_id, spec.caller)
+            host = await live.agent_host(agent_id, None, spec.model, directly=False)
+            limits = await self._limits_for(run, host) if live.tree.bound else None
+        except BaseException:
+            if known is None:
+                self._drop(run)
+            raise
+        if known is None:
+            live.log_of(spec.caller).add([LogEntry("subagent/started", {"agent_id": agent_id})])
+            self._watch()
+        return replace(child, host=host, limits=limits)
+
+    async def end(self, spec: EndSubagent) -> None:
+        """A run has ended: durable in the caller's log when it returns. Idempotent.
+
+        Raises:
+            KimiRayError: the caller's log cannot be written.
+        """
+        live, run = self._live, self._runs.get(spec.agent_id)
+        if spec.run_id in self._over or (run is not None and run.run_id != spec.run_id):
+            return
+        if spec.seq < 0:
+            stored = await read_agent(live.services.store, Stream(live.id, spec.agent_id))
+            if stored is not None:
+                spec = replace(spec, **stored.position)
+        if run is not None and spec.totals is not None:
+            self._count(run, spent_of(spec.totals), over=True)
+        self._over[spec.run_id] = None
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+        log = live.log_of(spec.caller)
+        log.add([ended_entry(spec)])
+        if run is not None:
+            self._drop(run)
+        live.recovery.drop_run(spec.agent_id)
+        await log.flush()
+        await live.tell_main()
+        if spec.caller != MAIN and spec.caller not in self._runs and not live.in_swarm(spec.caller):
+            await tell_ancestors(live, spec.caller, "subagent ended")
+
+    def inherited(self, agent_id: str) -> Inherited | None:
+        """What a child has from its caller, as far as it was told in this life of the session."""
+        return self._inherited.get(agent_id)
+
+    async def close(self) -> None:
+        """End all runs and wait, bounded, until they are told. For a session that is about to close."""
+        if not self._runs:
+            self.stop()
+            return
+        runs = list(self._runs.values())
+        # Callers first, or a caller would go on with what it hears of its child's end.
+        await self._cancel([run.caller for run in runs if run.by_agent], "closed")
+        await self._cancel([run.agent_id for run in runs], "closed")
+        waiting = [asyncio.ensure_future(run.ended.wait()) for run in runs]
+        _, late = await asyncio.wait(waiting, timeout=_CLOSE_S)
+        for one in late:
+            one.cancel()
+        self.stop()
+
+    def stop(self) -> None:
+        """Look after nothing any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    async def _header(self, agent_id: str) -> dict[str, Any]:
+        known = self._headers.get(agent_id)
+        if known is None:
+            stream = Stream(self._live.id, agent_id)
+            try:
+                known = (await self._live.services.store.inspect(stream)).header
+            except StoreError as error:
+                if error.code != "store.not_found":
+                    raise
+                raise _refused(
+                    f"session {stream.session_id} has no agent {agent_id}", "agent.not_found", agent_id
+                ) from error
+            self._headers[agent_id] = known
+        return known
+
+    async def _owned(self, caller: str, agent_id: str) -> ReadyChild:
+        header = await self._header(agent_id)
+        if agent_id in (MAIN, caller):
+            raise _refused(f"{agent_id} is no subagent", "agent.not_a_subagent", agent_id)
+        parent = parent_of_log(header)
+        if parent != caller:
+            raise _refused(f"{agent_id} is a subagent of {parent}, not of {caller}", "agent.not_owned", agent_id)
+        return _told(agent_id, header)
+
+    async def _is_busy(self, host: str, agent_id: str) -> bool:
+        return any(one.phase != "idle" for one in await self._ask(host, [agent_id]))
+
+    def _drop(self, run: ChildRun) -> None:
+        if self._runs.get(run.agent_id) is run:
+            del self._runs[run.agent_id]
+        run.ended.set()
+
+    async def _limits_for(self, run: ChildRun, host: str) -> Limits | None:
+        """What the child may use in all: what is left of the session's limits, and what it had used before."""
+        live = self._live
+        totals: AgentTotals = await live.services.cluster.peer(host).call(
+            "totals", Stream(live.id, run.agent_id), timeout_s=_ASK_S, group="control"
+        )
+        run.before = spent_of(totals)
+        left = await live.limits_left(None)
+        if left is None:
+            return None
+        said = {
+            name: value + (getattr(run.before, name.removeprefix("max_"), 0) if name.startswith("max_") else 0)
+            for name, value in left.said().items()
+        }
+        return Limits.model_validate(said)
+
+    def _count(self, run: ChildRun, life: Spent, *, over: bool = False) -> LimitHit | None:
+        """A child has used so much in its life: the session's limit that is reached with it, or None."""
+        live = self._live
+        if not live.tree.bound:
+            return None
+        # What a running child tells counts the steps of its turn only: less than it had before is nothing yet.
+        used = Spent._make(max(0, amount) for amount in life.minus(run.before))
+        spent = self._spent.get(run.agent_id, Spent()).plus(used)
+        if over:
+            self._spent[run.agent_id] = spent
+        return live.tree.spend(run.agent_id, spent)
+
+    def _watch(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_task(self._look_after(), name="subagents")
+
+    async def _look_after(self) -> None:
+        """While anybody runs: end those whose caller is gone, and all when the session's limit is reached."""
+        live = self._live
+        while self._runs:
+            await asyncio.sleep(_COUNT_S if live.tree.bound else _LOOK_S)
+            try:
+                for run in [run for run in self._runs.values() if self._is_orphan(run)]:
+                    await self._end_orphan(run)
+                if live.tree.bound:
+                    await self._enforce_limits()
+            except BaseException as error:
+                if ends_this_task(error) or not isinstance(error, KimiRayError):
+                    raise
+                self.last_error = error  # whoever waits for the child hears of it; the next look tries again
+
+    def _is_orphan(self, run: ChildRun) -> bool:
+        """Whether the turn that waits for the child is over: its agent lives elsewhere by now, or nowhere."""
+        if not run.by_agent or run.caller_host is None:
+            return False
+        host = self._live.host_of(run.caller)
+        return host != run.caller_host and not (host is None and self._live.in_swarm(run.caller))
+
+    async def _end_orphan(self, run: ChildRun) -> None:
+        await self._cancel([run.agent_id], "caller lost")
+        host = self._live.host_of(run.agent_id)
+        seq, epoch = -1, -1
+        if host is not None:
+            stream = Stream(self._live.id, run.agent_id)
+            try:
+                ((seq, epoch),) = await self._live.services.cluster.peer(host).call(
+                    "flush", [stream], timeout_s=_ASK_S, group="store"
+                )
+            except KimiRayError as error:
+                if not is_lost(error.code) and error.code != "agent.not_found":
+                    raise
+        await self.end(EndSubagent(run.caller, run.agent_id, run.run_id, "cancelled", seq, epoch))
+
+    async def _enforce_limits(self) -> None:
+        live = self._live
+        by_host: dict[str, list[str]] = {}
+        for run in self._runs.values():
+            host = live.host_of(run.agent_id)
+            if host is not None:
+                by_host.setdefault(host, []).append(run.agent_id)
+        told = await asyncio.gather(*(self._ask(host, agent_ids) for host, agent_ids in by_host.items()))
+        for progress in (one for part in told for one in part):
+            run = self._runs.get(Stream(*progress.stream).agent_id)
+            hit = self._count(run, spent_so_far(progress)) if run is not None else None
+            if hit is not None and self._limit is None:
+                self._limit = hit
+        await live.tell_main()
+        if self._limit is not None:
+            error = limit_error(self._limit.name, self._limit.value, self._limit.used, "session")
+            await self._cancel(list(self._runs), "limit", error.to_data())
+
+    async def _ask(self, host: str, agent_ids: list[str]) -> list[AgentProgress]:
+        streams = [Stream(self._live.id, agent_id) for agent_id in agent_ids]
+        try:
+            return await self._live.services.cluster.peer(host).call(
+                "progress", streams, timeout_s=_ASK_S, group="control"
+            )
+        except KimiRayError as error:
+            if not is_lost(error.code):
+                raise
+            return []
+
+    async def _cancel(self, agent_ids: list[str], cause: str, limit: dict[str, Any] | None = None) -> None:
+        live = self._live
+
+        async def cancel(agent_id: str) -> None:
+            host = live.host_of(agent_id)
+            if host is None:
+                return
+            try:
+                await live.services.cluster.peer(host).call(
+                    "cancel", Stream(live.id, agent_id), None, cause, limit, timeout_s=_ASK_S, group="control"
+                )
+            except KimiRayError as error:
+                if not is_lost(error.code) and error.code != "agent.not_found":
+                    raise
+
+        await asyncio.gather(*(cancel(agent_id) for agent_id in dict.fromkeys(agent_ids)))
+
+
+NONE: dict[str, Any] = Workdir.none().said()
+
+
+def ended_entry(spec: EndSubagent) -> LogEntry:
+    """What the caller's log is told of the end of a run, with the child's durable position."""
+    data: dict[str, Any] = {"agent_id": spec.agent_id}
+    if spec.seq >= 0:
+        data |= {"seq": spec.seq, "epoch": spec.epoch}
+    if spec.goes_on:
+        return LogEntry("subagent/suspended", data | {"reason": spec.stop})
+    if spec.error is None and spec.seq >= 0:
+        data["status"] = spec.stop
+        if spec.message_seq is not None:
+            data["message_seq"] = spec.message_seq
+        return LogEntry("subagent/completed", data)
+    error = spec.error or AgentError(f"{spec.agent_id} ended: {spec.stop}", code=f"turn.{spec.stop}").to_data()
+    return LogEntry("subagent/failed", data | {"error": error})
+
+
+def _told(agent_id: str, header: dict[str, Any]) -> ReadyChild:
+    return ReadyChild(agent_id, str(header.get("profile") or ""), dict(header.get("labels") or {}))
+
+
+def depth_exceeded(caller: Stream, depth: int, most: int) -> AgentError:
+    """The refusal of a child that would be too deep."""
+    return AgentError(
+        f"{caller.agent_id} cannot start an agent: it would be {depth} levels below main, and {most} are allowed",
+        code="agent.depth_exceeded",
+        hint="do the work yourself; the setting max_delegation_depth is the bound",
+        details={"depth": depth, "max": most, "agent_id": caller.agent_id},
+    )
+
+
+def _already_running(agent_id: str) -> AgentError:
+    return AgentError(
+        f"{agent_id} is at work already",
+        code="agent.already_running",
+        hint="wait for its answer, or start another agent",
+        details={"agent_id": agent_id},
+        retryable=True,
+    )
+
+
+def _refused(message: str, code: str, agent_id: str) -> AgentError:
+    return AgentError(message, code=code, details={"agent_id": agent_id})
