@@ -4,11 +4,13 @@ What may enter: a class that subclasses ``kimi_ray.scopes.Feature``, with its se
 or folder of its own. What may not: knowledge of hosts, of Ray, or of another Feature.
 """
 
+from kimi_ray.features.git_context import GitContextFeature
+from kimi_ray.features.swarm import AgentSwarmFeature
 from kimi_ray.features.tasks import TasksFeature
 from kimi_ray.features.todo import TodoFeature
 from kimi_ray.scopes import Feature
 
-BUILTIN: tuple[type[Feature], ...] = (TasksFeature, TodoFeature)
-"""The Features of every runtime, in the order in which their handlers come."""
+BUILTIN: tuple[type[Feature], ...] = (AgentSwarmFeature, TasksFeature, TodoFeature, GitContextFeature)
+"""The Features of every runtime, in the order in which their handlers come: what refuses calls by their shape first."""
 
 __all__ = ["BUILTIN"]
