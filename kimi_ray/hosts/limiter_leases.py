@@ -126,7 +126,7 @@ class LeasedSlots:
         self._serve()
 
     def report(self) -> PlacesWanted:
-        """What the registry is to hear; the tally begins anew. Without traffic since the last report all is given up."""
+        """What the registry is to hear; the tally begins anew. Without traffic since the last one all is given up."""
         tally, self._tally = self._tally, Tally()
         now = self._in_use + len(self._queue)
         wanted = max(self._peak, now)
@@ -160,6 +160,7 @@ class LeasedSlots:
         tally, lost = self._tally, unheard.tally
         tally.served += lost.served
         tally.faltered += lost.faltered
+        tally.level = max(tally.level, lost.level)
         tally.retry_after_s = max(tally.retry_after_s, lost.retry_after_s)
         for cuts, count in lost.refused.items():
             tally.refused[cuts] = tally.refused.get(cuts, 0) + count
@@ -182,6 +183,7 @@ class LeasedSlots:
         tally = self._tally
         if error.code == "provider.rate_limit":
             tally.refused[cuts] = tally.refused.get(cuts, 0) + 1
+            tally.level = max(tally.level, self._in_use + 1)
             self._places = max(0, self._places - 1)
             self._urge()
         elif error.code in _FALTERING:

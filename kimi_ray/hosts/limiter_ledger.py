@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
@@ -65,11 +65,14 @@ class LimiterLedger:
         self._accounts: dict[str, _Account] = {}
         self._changes: deque[dict[str, Any]] = deque(maxlen=KEPT_CHANGES)
         self._told = 0
+        self._sweep_at = 0.0
 
     def exchange(self, host: str, wishes: list[PlacesWanted]) -> list[Portion]:
         """A host's state against its portions, one for each wish, in order."""
         now = self._clock()
-        self._forget(now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + FORGET_S / 10
+            self._accounts = {key: one for key, one in self._accounts.items() if now - one.heard < FORGET_S}
         return [self._portion(host, wish, now) for wish in wishes]
 
     def leave(self, host: str) -> None:
@@ -95,11 +98,13 @@ class LimiterLedger:
             account = self._accounts[wish.key] = _Account(wish.model, limit, now, settled)
             self._note(account, Change("start", limit.limit, wish.in_use))
         account.heard = now
-        others = account.holders
-        others.pop(host, None)
-        in_use = wish.in_use + sum(holder.in_use for holder in others.values())
+        others = account.holders = {
+            name: holder for name, holder in account.holders.items() if name != host and now - holder.heard < LEASE_S
+        }
+        elsewhere = sum(holder.in_use for holder in others.values())
+        tally = replace(wish.tally, level=wish.tally.level and wish.tally.level + elsewhere)
         wanted = wish.wanted + sum(holder.wanted for holder in others.values())
-        for change in account.limit.take(wish.tally, now, in_use=in_use, wanted=wanted):
+        for change in account.limit.take(tally, now, in_use=wish.in_use + elsewhere, wanted=wanted):
             self._note(account, change)
         places = self._share(account, host, wish, now) if wish.wanted else 0
         if wish.wanted or wish.in_use:
@@ -119,14 +124,6 @@ class LimiterLedger:
             fair = min(fair, wish.portion)
         free = limit - sum(holder.held for holder in others.values())
         return max(0, min(fair, free))
-
-    def _forget(self, now: float) -> None:
-        for key, account in list(self._accounts.items()):
-            for name, holder in list(account.holders.items()):
-                if now - holder.heard >= LEASE_S:
-                    del account.holders[name]
-            if not account.holders and now - account.heard >= FORGET_S:
-                del self._accounts[key]
 
     def _note(self, account: _Account, change: Change) -> None:
         line: dict[str, Any] = {

@@ -40,6 +40,8 @@ class Tally:
     served: int = 0
     refused: dict[int, int] = field(default_factory=dict[int, int])
     """429s, by the number of cuts (``AdaptiveLimit.cuts``) that was known when the request began."""
+    level: int = 0
+    """The most requests that were under way when one was refused, it included; 0: not said."""
     faltered: int = 0
     """Failures of the server that say nothing about its limit."""
     retry_after_s: float = 0.0
@@ -121,7 +123,7 @@ class AdaptiveLimit:
         fresh = sum(count for cut, count in tally.refused.items() if cut >= self.cuts)
         late = tally.refused.get(self.cuts - 1, 0)
         if fresh:
-            level = min(self.limit, in_use + fresh)
+            level = min(self.limit, tally.level or in_use + fresh)
             again = self._wall is not None and level >= self._wall - 1
             self._probe_s = min(MAX_PROBE_S, self._probe_s * 2) if again and self._step == 1 else PROBE_S
             self.cuts += 1

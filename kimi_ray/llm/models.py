@@ -52,8 +52,8 @@ class ModelSettings(Settings):
     max_connections: int | None = Field(default=None, ge=1)
     """Requests under way at once, over the whole runtime; None is as many as the server bears."""
     adaptive_connections: bool = True
-    """Find out how many requests at once the server bears, at most ``max_connections``; False starts ``max_connections``
-    at once whatever it says."""
+    """Find out how many requests at once the server bears, at most ``max_connections``; False has ``max_connections``
+    under way whatever the server says."""
     stream: bool = True
     timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one attempt in all."""

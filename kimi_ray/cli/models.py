@@ -1,0 +1,136 @@
+"""``models list`` and ``models check``: which models there are, and what one can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kimi_ray.cli import exits
+from kimi_ray.cli.options import BaseUrl, Home, Json
+from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell, terminal_width
+
+if TYPE_CHECKING:
+    from kimi_ray.config import RuntimeConfig
+    from kimi_ray.llm.check import ModelCheck
+    from kimi_ray.llm.models import ModelSettings
+
+models = typer.Typer(name="models", help="The models that are configured, and what they can do.", no_args_is_help=True)
+
+
+@models.command("list")
+def list_models(json: Json = False, home: Home = None) -> None:
+    """List the [models.X] tables: where each is reached, and whether its key is there.
+
+    With --json: {"default": name | null, "models": [{"name", "provider", "model", "base_urls", "key", "has_key",
+    "is_default", "error": null | {...}}]}.
+    """
+    from kimi_ray.config import load_config, load_models
+
+    config = load_config(home)
+    found = [_row(name, settings, config) for name, settings in sorted(load_models(config).items())]
+    if json:
+        print_json({"default": config.default_model, "models": found})
+        return
+    if not found:
+        tell("no model is configured; `--model scripted` needs none, a [models.X] table in config.toml makes one")
+        return
+    head = ["model", "provider", "name on the wire", "server", "key"]
+    rows = [
+        [
+            safe(row["name"]) + (" (default)" if row["is_default"] else ""),
+            row["provider"],
+            one_line(row["model"] or ""),
+            one_line(", ".join(row["base_urls"])),
+            _key_word(row),
+        ]
+        for row in found
+    ]
+    say(table(head, rows, width=terminal_width(sys.stdout)))
+
+
+@models.command("check")
+def check(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model. [default_model]")] = None,
+    base_url: BaseUrl = None,
+    probe_s: Annotated[
+        float, typer.Option("--probe-s", min=0.1, metavar="SECONDS", help="Longest wait for each answer.")
+    ] = 60.0,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Ask a model what it can do, and print the [models.X] table for it.
+
+    Each question is a small request: chat, stream, usage, tools (one call, results, parallel calls), reasoning,
+    structured output, seed, log-probabilities, token ids. Exit code 1 when plain chat does not work.
+    With --json: {"name", "model", "server", "works", "served", "findings": [{"name", "verdict", "told", "ms",
+    "error"}], "settings", "table"}.
+    """
+    from kimi_ray.config import load_config, load_models
+    from kimi_ray.llm.check import check_model
+    from kimi_ray.llm.models import resolve_model
+
+    config = load_config(home)
+    resolved = resolve_model(model or config.default_model, load_models(config), base_url, os.environ)
+    if not json:
+        tell(f"asking {safe(resolved.model)} at {', '.join(resolved.base_urls) or resolved.provider}")
+    found = asyncio.run(check_model(resolved, probe_s=probe_s))
+    if json:
+        print_json(found.model_dump(mode="json") | {"table": found.table})
+    else:
+        _show(found)
+    if not found.works:
+        raise typer.Exit(exits.FAILED)
+
+
+def _show(found: ModelCheck) -> None:
+    rows = [
+        [finding.name, finding.verdict, "" if finding.ms is None else f"{finding.ms} ms", one_line(finding.told)]
+        for finding in found.findings
+    ]
+    say(table(["question", "answer", "time", "seen"], rows, width=terminal_width(sys.stdout), right="..r."))
+    say()
+    if not found.works:
+        say("This model does not answer: see the errors above.")
+        return
+    say("For config.toml:")
+    say()
+    say(safe(found.table))
+
+
+def _row(name: str, settings: ModelSettings, config: RuntimeConfig) -> dict[str, Any]:
+    from kimi_ray.config import load_models
+    from kimi_ray.errors import KimiRayError
+    from kimi_ray.llm.models import resolve_model
+
+    row: dict[str, Any] = {
+        "name": name,
+        "provider": settings.provider,
+        "model": settings.model or name,
+        "base_urls": [],
+        "key": settings.api_key_env,
+        "has_key": False,
+        "is_default": name == config.default_model,
+        "error": None,
+    }
+    try:
+        resolved = resolve_model(name, load_models(config), None, os.environ)
+    except KimiRayError as error:
+        return row | {"error": error.to_data()}
+    return row | {
+        "model": resolved.model,
+        "base_urls": list(resolved.base_urls),
+        "key": resolved.key_env or None,
+        "has_key": resolved.api_key is not None,
+    }
+
+
+def _key_word(row: dict[str, Any]) -> str:
+    if row["error"] is not None:
+        return one_line(row["error"]["message"])
+    if row["has_key"]:
+        return f"{row['key']} is set"
+    return "none needed"

@@ -1,0 +1,421 @@
+"""What a model and its server can do, found out by asking: one small request for each question, each bounded.
+
+Nothing is believed that was not seen: a parameter that a server accepts and does not heed is told as "not heeded".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from pydantic_core import from_json
+
+from kimi_ray.errors import KimiRayError
+from kimi_ray.llm.assemble import Assembled, Assembler
+from kimi_ray.llm.chat import ChatProvider, ChatRequest, ReasoningDelta, TextDelta, ToolSpec
+from kimi_ray.llm.models import DEFAULT_KEY_ENV, ResolvedModel, build_provider, is_loopback
+from kimi_ray.llm.openai import OpenAIProvider
+from kimi_ray.settings import Sampling, Settings
+
+PROBE_S = 60.0
+"""How long one question may take."""
+
+ANSWER_TOKENS = 512
+"""Enough for a model that thinks before it says a word."""
+
+Verdict = Literal["yes", "no", "not heeded", "not told", "not tried"]
+
+_CONTEXT_NAMES = ("max_model_len", "context_length", "max_context_length", "context_window", "n_ctx")
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+_CALLED_TWICE = 2
+
+_WEATHER = ToolSpec(
+    "get_weather",
+    "The weather in a city at this moment.",
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+_FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {"animal": {"type": "string"}, "legs": {"type": "integer"}},
+            "required": ["animal", "legs"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+class Finding(Settings):
+    """The answer to one question."""
+
+    name: str
+    verdict: Verdict
+    told: str = ""
+    """What was seen, in words."""
+    ms: int | None = None
+    """How long it took, milliseconds."""
+    error: dict[str, Any] | None = None
+    """Why not, when the server said so."""
+
+
+class ModelCheck(Settings):
+    """All that was found out about a model."""
+
+    name: str
+    model: str
+    """The name on the wire."""
+    server: str
+    works: bool
+    """Whether it answers a plain chat, in a stream or whole."""
+    findings: tuple[Finding, ...]
+    served: tuple[str, ...] = ()
+    """The models that the server lists."""
+    settings: dict[str, Any]
+    """What ``[models.X]`` should say."""
+
+    @property
+    def table(self) -> str:
+        """``settings`` as TOML."""
+        name = self.name if self.name.replace("-", "").replace("_", "").isalnum() else json.dumps(self.name)
+        lines = [f"{key} = {json.dumps(value)}" for key, value in self.settings.items()]
+        return "\n".join([f"[models.{name}]", *lines])
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the questions learn from each other's answers."""
+
+    whole: bool = False
+    streams: bool = False
+    served: list[str] = field(default_factory=list[str])
+    context: int | None = None
+    reasoning_field: str | None = None
+    usage_whole: bool = False
+    history: str | None = None
+    call: Assembled | None = None
+
+
+async def check_model(resolved: ResolvedModel, *, probe_s: float = PROBE_S) -> ModelCheck:
+    """Ask a model everything, one question after the other.
+
+    Args:
+        resolved: The model.
+        probe_s: Seconds for each question.
+
+    Raises:
+        ConfigError: ``config.invalid_script``.
+    """
+    check = _Check(resolved, probe_s)
+    try:
+        return await check.run()
+    finally:
+        await check.close()
+
+
+class _Check:
+    def __init__(self, resolved: ResolvedModel, probe_s: float) -> None:
+        self._resolved = resolved
+        self._probe_s = probe_s
+        self._provider = build_provider(resolved)
+        self._server = self._provider if isinstance(self._provider, OpenAIProvider) else None
+        self._others: list[ChatProvider] = []
+        self._seen = _Seen()
+        self._findings: list[Finding] = []
+
+    async def close(self) -> None:
+        for provider in (self._provider, *self._others):
+            await provider.close()
+
+    async def run(self) -> ModelCheck:
+        seen = self._seen
+        if self._server is not None:
+            await self._ask("model list", self._list)
+            await self._ask("chat", self._chat)
+        await self._ask("stream", self._stream)
+        works = seen.whole or seen.streams
+        rest: list[tuple[str, Callable[[], Awaitable[tuple[Verdict, str]]]]] = [
+            ("tools", self._tools),
+            ("tool results", self._results),
+            ("parallel calls", self._parallel),
+            ("reasoning", self._reasoning),
+            ("structured output", self._structured),
+            ("seed", self._seed),
+            ("log-probabilities", self._logprobs),
+            ("token ids", self._token_ids),
+        ]
+        for name, question in rest:
+            if works:
+                await self._ask(name, question)
+            else:
+                self._findings.append(Finding(name=name, verdict="not tried"))
+        return ModelCheck(
+            name=self._resolved.name,
+            model=self._resolved.model,
+            server=", ".join(self._resolved.base_urls) or self._resolved.provider,
+            works=works,
+            findings=tuple(self._findings),
+            served=tuple(seen.served),
+            settings=self._advice(),
+        )
+
+    async def _ask(self, name: str, question: Callable[[], Awaitable[tuple[Verdict, str]]]) -> None:
+        began = time.monotonic()
+        error: dict[str, Any] | None = None
+        try:
+            async with asyncio.timeout(self._probe_s):
+                verdict, told = await question()
+        except TimeoutError:
+            verdict, told = "no", f"no answer within {self._probe_s:g} s"
+        except KimiRayError as failure:
+            verdict, told, error = "no", failure.message, failure.to_data()
+        spent = round((time.monotonic() - began) * 1000)
+        self._findings.append(Finding(name=name, verdict=verdict, told=told, ms=spent, error=error))
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> tuple[Verdict, str]:
+        seen = self._seen
+        listed = await cast("OpenAIProvider", self._server).model_list(timeout_s=self._probe_s)
+        seen.served = sorted(str(model["id"]) for model in listed)
+        ours = next((model for model in listed if model["id"] == self._resolved.model), None)
+        seen.context = _context_of(ours) if ours is not None else None
+        told = f"{len(seen.served)} models: {', '.join(seen.served[:5])}{' ...' if len(seen.served) > 5 else ''}"
+        if ours is None:
+            return "yes", f"{told}; {self._resolved.model!r} is not among them"
+        return "yes", told + (f"; context of {seen.context} tokens" if seen.context else "")
+
+    async def _chat(self) -> tuple[Verdict, str]:
+        seen = self._seen
+        body = await cast("OpenAIProvider", self._server).whole_answer(self._request("Say hello in one word."))
+        message = cast("dict[str, Any]", body["choices"][0].get("message") or {})
+        seen.whole = True
+        seen.usage_whole = bool(body.get("usage"))
+        seen.reasoning_field = next((name for name in _REASONING_NAMES if message.get(name)), None)
+        said = message.get("content") or ""
+        told = f"said {_short(said)}" if said else "answered without text"
+        return "yes", told + ("" if seen.usage_whole else "; told no usage: tokens will be estimated")
+
+    async def _stream(self) -> tuple[Verdict, str]:
+        seen = self._seen
+        provider = self._variant(stream=True)
+        began = time.monotonic()
+        first: float | None = None
+        pieces = 0
+        assembler = Assembler()
+        async for chunk in provider.stream(self._request("Count from one to ten in words.")):
+            assembler.add(chunk)
+            if isinstance(chunk, TextDelta | ReasoningDelta):
+                first = first or time.monotonic()
+                pieces += 1
+        usage = assembler.usage
+        seen.streams = True
+        told = f"{pieces} pieces" + (f", the first after {(first - began) * 1000:.0f} ms" if first else "")
+        if usage is None or usage.estimated:
+            told += "; told no usage in the stream: tokens will be estimated"
+        else:
+            told += f"; usage told ({usage.input + usage.cached} in, {usage.output} out)"
+        return ("yes" if pieces > 1 else "not heeded"), told
+
+    async def _tools(self) -> tuple[Verdict, str]:
+        prompt = "What is the weather in Paris? Use the tool get_weather."
+        answer = await self._answer(self._request(prompt, tools=(_WEATHER,)))
+        forced = not answer.tool_calls
+        if forced:
+            answer = await self._answer(
+                self._request(prompt, tools=(_WEATHER,), sampling=Sampling(tool_choice="required"))
+            )
+        if not answer.tool_calls:
+            return "not heeded", "the tool was offered, demanded, and not called"
+        call = answer.tool_calls[0]
+        arguments = _object(call["arguments"])
+        if arguments is None or call["name"] != _WEATHER.name:
+            return "no", f"called {call['name']!r} with {_short(call['arguments'])}"
+        self._seen.call = answer
+        return "yes", f"called with {_short(call['arguments'])}" + (", when it had to" if forced else "")
+
+    async def _results(self) -> tuple[Verdict, str]:
+        called = self._seen.call
+        if called is None:
+            return "not tried", "no tool was called"
+        results: list[dict[str, Any]] = [
+            {
+                "id": "result",
+                "role": "user",
+                "source": {"kind": "tool", "call_id": call["id"]},
+                "content": [
+                    {
+                        "type": "tool-result",
+                        "tool_call_id": call["id"],
+                        "content": [{"type": "text", "text": "14 degrees, rain"}],
+                        "is_error": False,
+                    }
+                ],
+            }
+            for call in called.tool_calls
+        ]
+        said: dict[str, Any] = {"id": "called", "role": "assistant", "content": called.content}
+        request = self._request("What is the weather in Paris? Use the tool get_weather.", tools=(_WEATHER,))
+        request.messages.extend([said, *results])
+        configured = self._resolved.settings.reasoning_history
+        refusal: KimiRayError | None = None
+        for history in dict.fromkeys((configured, "all", "none")):
+            try:
+                answer = await self._answer(request, reasoning_history=history)
+            except KimiRayError as error:
+                if error.code != "provider.bad_request":
+                    raise
+                refusal = refusal or error
+                continue
+            self._seen.history = None if history == configured else history
+            told = f"said {_short(answer.text)}" if answer.text else "went on without text"
+            return "yes", told if history == configured else f"{told}, with reasoning_history = {history!r} only"
+        raise cast("KimiRayError", refusal)
+
+    async def _parallel(self) -> tuple[Verdict, str]:
+        if self._seen.call is None:
+            return "not tried", "no tool was called"
+        prompt = "Call get_weather for Paris and for Rome, both in this one answer."
+        request = self._request(prompt, tools=(_WEATHER,), sampling=Sampling(parallel_tool_calls=True))
+        try:
+            answer = await self._answer(request)
+        except KimiRayError as error:
+            if error.code != "provider.bad_request":
+                raise
+            answer = await self._answer(self._request(prompt, tools=(_WEATHER,)))
+        calls = answer.tool_calls
+        ids = {call["id"] for call in calls}
+        if len(calls) < _CALLED_TWICE:
+            return "not heeded", f"{len(calls)} call in one answer"
+        return "yes", f"{len(calls)} calls" + (
+            "" if len(ids) == len(calls) else " with equal ids, which are made unique"
+        )
+
+    async def _reasoning(self) -> tuple[Verdict, str]:
+        answer = await self._answer(self._request("Is 91 a prime number? Think first."))
+        thought = next((block["text"] for block in answer.content if block["type"] == "reasoning"), "")
+        if not thought:
+            return "not told", "no reasoning came beside the answer"
+        name = self._seen.reasoning_field
+        return "yes", f"{len(thought)} characters" + (f" under {name}" if name else "")
+
+    async def _structured(self) -> tuple[Verdict, str]:
+        sampling = Sampling(extra_body={"response_format": _FORM})
+        answer = await self._answer(self._request("Name an animal and its number of legs, as JSON.", sampling=sampling))
+        found = _object(answer.text)
+        if found is not None and isinstance(found.get("animal"), str) and isinstance(found.get("legs"), int):
+            return "yes", f"said {_short(answer.text)}"
+        return "not heeded", f"said {_short(answer.text)}"
+
+    async def _seed(self) -> tuple[Verdict, str]:
+        texts = [
+            (
+                await self._answer(
+                    self._request(
+                        "Invent a name for a ship.", sampling=Sampling(seed=seed, temperature=1.0, max_output_tokens=64)
+                    )
+                )
+            ).content
+            for seed in (7, 7, 8)
+        ]
+        plain = [[block.get("text") for block in content] for content in texts]
+        if plain[0] != plain[1]:
+            return "not heeded", "one seed gave two answers"
+        return "yes", "one seed, one answer" if plain[0] != plain[2] else "one answer, whatever the seed"
+
+    async def _logprobs(self) -> tuple[Verdict, str]:
+        return await self._per_token("logprobs", Sampling(logprobs=1))
+
+    async def _token_ids(self) -> tuple[Verdict, str]:
+        return await self._per_token("token_ids", Sampling(token_ids=True))
+
+    async def _per_token(self, name: str, sampling: Sampling) -> tuple[Verdict, str]:
+        answer = await self._answer(self._request("Say hello in one word.", sampling=sampling))
+        found: list[Any] = (answer.meta.tokens or {}).get(name) or []
+        return ("yes", f"of {len(found)} tokens") if found else ("not heeded", "asked for, and not in the answer")
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, prompt: str, *, tools: tuple[ToolSpec, ...] = (), sampling: Sampling | None = None
+    ) -> ChatRequest:
+        message: dict[str, Any] = {"id": "asked", "role": "user", "content": [{"type": "text", "text": prompt}]}
+        message["source"] = {"kind": "user"}
+        bounded = (sampling or Sampling()).over(Sampling(max_output_tokens=ANSWER_TOKENS))
+        return ChatRequest(self._resolved.model, None, [message], tools=tools, sampling=bounded)
+
+    async def _answer(self, request: ChatRequest, **settings: Any) -> Assembled:
+        provider = self._variant(stream=self._seen.streams or not self._seen.whole, **settings)
+        assembler = Assembler()
+        async for chunk in provider.stream(request):
+            assembler.add(chunk)
+        return assembler.result()
+
+    def _variant(self, **settings: Any) -> ChatProvider:
+        """The provider with other settings, where it has any."""
+        known = self._resolved.settings
+        if self._server is None or all(getattr(known, key) == value for key, value in settings.items()):
+            return self._provider
+        other = build_provider(
+            self._resolved.model_copy(update={"settings": known.model_copy(update=settings)}),
+        )
+        self._others.append(other)
+        return other
+
+    def _advice(self) -> dict[str, Any]:
+        """The model's settings as they are, less what is the default, with what the answers showed."""
+        resolved, seen = self._resolved, self._seen
+        said = resolved.settings.said()
+        advice: dict[str, Any] = {}
+        if resolved.provider != "openai":
+            return {"provider": resolved.provider} | said
+        if resolved.model != resolved.name:
+            advice["model"] = resolved.model
+        urls = resolved.base_urls
+        advice["base_url"] = urls[0] if len(urls) == 1 else list(urls)
+        if resolved.api_key is None and not all(is_loopback(url) for url in urls):
+            advice["api_key_env"] = ""
+        elif resolved.api_key is not None and resolved.key_env != DEFAULT_KEY_ENV:
+            advice["api_key_env"] = resolved.key_env
+        plain = {key: value for key, value in said.items() if not isinstance(value, dict) and key != "provider"}
+        advice = plain | advice
+        if seen.context and "max_context_tokens" not in advice:
+            advice["max_context_tokens"] = seen.context
+        if seen.whole and not seen.streams:
+            advice["stream"] = False
+        if seen.reasoning_field not in (None, resolved.settings.reasoning_field):
+            advice["reasoning_field"] = seen.reasoning_field
+        if seen.history is not None:
+            advice["reasoning_history"] = seen.history
+        return advice
+
+
+def _context_of(model: dict[str, Any]) -> int | None:
+    """The context that a server tells of a model, under one of the names that servers use."""
+    meta = model.get("meta")
+    for facts in (model, cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}):
+        for name in (*_CONTEXT_NAMES, "n_ctx_train"):
+            value = facts.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value: Any = from_json(text)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _short(text: Any) -> str:
+    flat = " ".join(str(text).split())
+    return json.dumps(flat if len(flat) <= 60 else flat[:59] + "…", ensure_ascii=False)
