@@ -12,7 +12,7 @@ The tree, by boundary::
     ├── LogError           the log in memory and its rules              log.*
     ├── StoreError         durable storage                              store.*
     ├── SessionError       sessions and their lifecycle                 session.* workspace.*
-    ├── AgentError         agents, prompts, turns                       agent.* prompt.* turn.* limit.*
+    ├── AgentError         agents, prompts, turns                       agent.* prompt.* turn.* limit.* output.*
     ├── ProviderError      a model server                               provider.* context.*
     ├── ToolError          a tool, its arguments, its environment       tool.* environment.* workdir.*
     ├── RunError           swarms, items, run directories               swarm.* run.* items.*
@@ -199,6 +199,7 @@ _CLASS_BY_CODE: dict[str, ErrorClass] = {
     "provider.empty_response": "model_output",
     "provider.filtered": "model_output",
     "context.overflow": "model_output",
+    "output.invalid": "model_output",
     "tool.user_code": "user_code",
     "environment.failed": "environment",
     "workdir.failed": "environment",

@@ -99,7 +99,8 @@ def _validator(schema: bytes) -> Any:
 
     plain: dict[str, Any] = from_json(schema)
     kind: Any = validators.validator_for(plain, default=validators.Draft202012Validator)  # pyright: ignore[reportUnknownMemberType]
-    return kind(plain, registry=Registry())
+    nothing: Any = cast("Any", Registry)()
+    return kind(plain, registry=nothing)
 
 
 def _problem(error: Any) -> str:
