@@ -67,7 +67,7 @@ class FakeSubagents:
         self.spawned.append(
             {"profile": plan.profile.name, "description": description, "labels": labels, "call_id": call_id}
         )
-        self.known[agent_id] = {**(labels or {}), "parent_agent_id": "main"}
+        self.known[agent_id] = dict(labels or {})
         return agent_id
 
     async def run(
@@ -97,7 +97,7 @@ class FakeSubagents:
         labels = self.known.get(agent_id)
         if labels is None:
             raise AgentError(f"there is no agent {agent_id}", code="agent.not_found")
-        if labels.get("parent_agent_id") != "main":
+        if labels.get("parent_agent_id", "main") != "main":
             raise AgentError(f"{agent_id} is not yours", code="agent.not_owned")
         return SubagentInfo(agent_id, "coder", labels)
 
@@ -182,8 +182,8 @@ async def test_every_placeholder_is_replaced_and_items_are_not_looked_into() -> 
 async def test_resumes_come_first_and_keep_their_items() -> None:
     subagents = FakeSubagents(
         known={
-            "agent-old-1": {"parent_agent_id": "main", "swarmItem": "src/old-a.ts"},
-            "agent-old-2": {"parent_agent_id": "main"},
+            "agent-old-1": {"swarmItem": "src/old-a.ts"},
+            "agent-old-2": {},
         }
     )
     output = await call(
@@ -210,7 +210,7 @@ async def test_resumes_come_first_and_keep_their_items() -> None:
 
 
 async def test_one_resume_alone_is_a_swarm_and_plans_nothing() -> None:
-    subagents = FakeSubagents(known={"agent-7": {"parent_agent_id": "main", "swarmItem": "x"}})
+    subagents = FakeSubagents(known={"agent-7": {"swarmItem": "x"}})
     subagents.refusal = ConfigError("never asked", code="profile.unknown")
     output = await call(made(subagents), description="Go on", resume_agent_ids={" agent-7 ": " continue "})
     assert '<subagent mode="resume" agent_id="agent-7" item="x" outcome="completed">did continue<' in output.content
@@ -360,7 +360,7 @@ async def test_a_refused_subagent_goes_on_without_another_prompt(monkeypatch: py
     ],
 )
 async def test_shapes_that_are_refused(arguments: dict[str, Any], message: str) -> None:
-    subagents = FakeSubagents(known={"agent-1": {"parent_agent_id": "main"}})
+    subagents = FakeSubagents(known={"agent-1": {}})
     output = await call(made(subagents), **{**REVIEW, **arguments})
     assert (output.content, output.is_error, output.error_code) == (message, True, "validation.failed")
     assert subagents.runs == subagents.spawned == []
