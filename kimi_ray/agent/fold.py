@@ -14,7 +14,7 @@ from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
 from kimi_ray.log import message_text
-from kimi_ray.settings import PromptState, Usage
+from kimi_ray.settings import PermissionModeName, PromptState, Usage
 
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
 
@@ -124,8 +124,14 @@ class AgentFold:
     """Background tasks, in the order they started."""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """The scores of this log, each as it was recorded last."""
+    kept_results: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Long tool results that the model was shown the preview of: the blob of each, by call id."""
     todos: list[dict[str, Any]] | None = None
     """The todo list as it was last written; None until it is."""
+    permission_mode: PermissionModeName | None = None
+    """The mode that was set last; None: none was, the configured one counts."""
+    approved_calls: set[str] = field(default_factory=set[str])
+    """What was approved for the session: each a tool's name with what the call was about."""
     last_lives: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
     """The last two ``runtime/activated``: where it lived before, and where it lives."""
     seed_bind: dict[str, Any] | None = None
@@ -202,10 +208,12 @@ class AgentFold:
     def _completed(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])
         if record is not None:
-            record.state = event.data["state"]
-            record.error = event.data.get("error")
             if "turn" in event.data:
                 record.turn = event.data["turn"]
+            elif record.state == "steered":
+                record.turn = None  # it ended before it could join
+            record.state = event.data["state"]
+            record.error = event.data.get("error")
             if record.content is not None:
                 record.content_hash = content_hash(record.content)
             record.content = None
@@ -323,6 +331,11 @@ class AgentFold:
     def _task(self, event: SessionEvent) -> None:
         follow_task(self.tasks, event)
 
+    def _result(self, event: SessionEvent) -> None:
+        full = event.data.get("full")
+        if full is not None:
+            self.kept_results[event.data["message"]["source"]["call_id"]] = full
+
     def _todo(self, event: SessionEvent) -> None:
         self.todos = event.data["todos"]
 
@@ -333,6 +346,14 @@ class AgentFold:
 
     def _score(self, event: SessionEvent) -> None:
         self.scores[event.data["name"]] = event.data["value"]
+
+    def _permission_mode(self, event: SessionEvent) -> None:
+        self.permission_mode = event.data["mode"]
+
+    def _permission_decided(self, event: SessionEvent) -> None:
+        data = event.data
+        if data.get("scope") == "session" and data["decision"] == "allow" and "rule" in data:
+            self.approved_calls.add(data["rule"])
 
     def _end_seed(self, _event: SessionEvent) -> None:
         """What came before is the source's: its open prompts are not run here, its use is not counted here."""
@@ -372,7 +393,10 @@ _HANDLERS: dict[str, Any] = {
     "task/ended": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/lost": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/reported": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "tool/result": AgentFold._result,  # pyright: ignore[reportPrivateUsage]
     "todo/write": AgentFold._todo,  # pyright: ignore[reportPrivateUsage]
+    "permission/mode": AgentFold._permission_mode,  # pyright: ignore[reportPrivateUsage]
+    "permission/decided": AgentFold._permission_decided,  # pyright: ignore[reportPrivateUsage]
     "log/end-seed": AgentFold._end_seed,  # pyright: ignore[reportPrivateUsage]
 }
 
