@@ -131,7 +131,7 @@ class Limits(Settings):
 class Profile(Settings):
     """A kind of agent: its system prompt, its tools, its defaults.
 
-    A name from ``agent``, ``coder``, ``explore``, ``bare`` (see ``kimi_ray.agent.profiles``) or an object of this
+    A name from ``agent``, ``coder``, ``explore``, ``plan``, ``bare`` (see ``kimi_ray.agent.profiles``) or an object of this
     class is accepted wherever a profile is asked for.
     """
 

@@ -37,6 +37,14 @@ class BackgroundTasks(Protocol):
         """Whether the agent can follow tasks: whether it has the tools TaskList, TaskOutput and TaskStop."""
         ...
 
+    def check_room(self) -> None:
+        """Refuse now what ``start`` would refuse.
+
+        Raises:
+            AgentError: ``task.limit_exceeded``, ``agent.closed``.
+        """
+        ...
+
     def start(
         self,
         kind: str,

@@ -14,17 +14,21 @@ _WORK = (
     "changed, and how you know."
 )
 
+_FILES = ("Read", "Write", "Edit", "Glob", "Grep", "Bash")
+_FOLLOWING = ("TodoList", "TaskList", "TaskOutput", "TaskStop", "WaitFor")
+
 AGENT = Profile(
     name="agent",
-    description="The main agent: reads, writes and runs commands.",
+    description="The main agent: reads, writes, runs commands, and hands tasks to subagents.",
     system_prompt=f"You are an agent. {_WORK}",
-    tools=("Read", "Write", "Edit", "Glob", "Grep", "Bash"),
+    tools=(*_FILES, *_FOLLOWING, "Agent", "AgentSwarm", "mcp__*"),
+    subagents=("coder", "explore", "plan"),
 )
 CODER = Profile(
     name="coder",
     description="A subagent that changes code and checks it.",
     system_prompt=f"You are a software engineer. {_WORK} Run the tests that your change concerns before you answer.",
-    tools=("Read", "Write", "Edit", "Glob", "Grep", "Bash"),
+    tools=(*_FILES, *_FOLLOWING, "mcp__*"),
 )
 EXPLORE = Profile(
     name="explore",
@@ -32,9 +36,16 @@ EXPLORE = Profile(
     system_prompt=f"You explore a directory and report. {_WORK} You change nothing.",
     tools=("Read", "Glob", "Grep", "Bash"),
 )
+PLAN = Profile(
+    name="plan",
+    description="A subagent that reads, thinks and answers with a plan; it runs no commands.",
+    system_prompt=f"You are a software architect. {_WORK} You change nothing: you answer with a plan of small steps,"
+    " each with the files that it concerns and how to see that it is done.",
+    tools=("Read", "Glob", "Grep"),
+)
 BARE = Profile(name="bare", description="No tools, no system prompt: the prompt and nothing else.")
 
-BUILTIN: dict[str, Profile] = {profile.name: profile for profile in (AGENT, CODER, EXPLORE, BARE)}
+BUILTIN: dict[str, Profile] = {profile.name: profile for profile in (AGENT, CODER, EXPLORE, PLAN, BARE)}
 
 
 def resolve_profile(profile: str | Profile, more: Mapping[str, Profile] | None = None) -> Profile:

@@ -99,7 +99,7 @@ class Subagents(Protocol):
         Args:
             plan: From ``plan``.
             description: A few words on its task, for the log.
-            labels: Kept in the child's header for good; ``parent_agent_id`` is added where the caller is not main.
+            labels: Kept in the child's header for good; ``parent_agent_id`` is added.
             call_id: The tool call that asked for it.
             background: Whether the caller goes on meanwhile; only recorded.
 

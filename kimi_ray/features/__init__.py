@@ -5,12 +5,19 @@ or folder of its own. What may not: knowledge of hosts, of Ray, or of another Fe
 """
 
 from kimi_ray.features.git_context import GitContextFeature
+from kimi_ray.features.subagents import SubagentsFeature
 from kimi_ray.features.swarm import AgentSwarmFeature
 from kimi_ray.features.tasks import TasksFeature
 from kimi_ray.features.todo import TodoFeature
 from kimi_ray.scopes import Feature
 
-BUILTIN: tuple[type[Feature], ...] = (AgentSwarmFeature, TasksFeature, TodoFeature, GitContextFeature)
+BUILTIN: tuple[type[Feature], ...] = (
+    AgentSwarmFeature,
+    SubagentsFeature,
+    TasksFeature,
+    TodoFeature,
+    GitContextFeature,
+)
 """The Features of every runtime, in the order in which their handlers come: what refuses calls by their shape first."""
 
 __all__ = ["BUILTIN"]

@@ -164,7 +164,10 @@ class AgentSubagents:
             self._running.add(task)
         linked = asyncio.ensure_future(_link(signal, stop)) if signal is not None else None
         try:
-            text = prompt if prompt is None else await self._prepared(agent_id, prompt)
+            try:
+                text = prompt if prompt is None else await self._prepared(agent_id, prompt)
+            except KimiRayError as error:
+                return SubagentResult(agent_id, "", "failed", error=error.to_data())
             wish = RunWish(timeout_s or None, summary, stop, on_started, will_retry)
             result = await self._calls.run(agent_id, text, wish, self._inherited())
             if result.status == "completed" and self._slots.child_ended:

@@ -169,9 +169,7 @@ class SessionSubagents:
             raise
         live.hold(replace(agent, header=None), host, inherited.isolation, inherited.node_id)
         live.register_agents([AgentEntry(stream.agent_id, "sub", spec.caller, labels)])
-        said: dict[str, Any] = {"agent_id": stream.agent_id, "profile": spec.profile.name, "model": model.name}
-        if labels:
-            said["labels"] = labels
+        said = {"agent_id": stream.agent_id, "profile": spec.profile.name, "model": model.name, "labels": labels}
         live.log_of(spec.caller).add([LogEntry("subagent/spawned", {**said, **spec.about})])
         return ReadyChild(stream.agent_id, spec.profile.name, labels, host)
 
@@ -190,7 +188,7 @@ class SessionSubagents:
         return agent.spec.model if agent is not None else (await self._live.spec_for(agent_id, None)).model
 
     def _labels(self, spec: SpawnSubagent) -> dict[str, str]:
-        return dict(spec.labels) | ({"parent_agent_id": spec.caller} if spec.caller != MAIN else {})
+        return {**spec.labels, "parent_agent_id": spec.caller}
 
     async def _made_before(self, nonce: str) -> ReadyChild | None:
         """The child that an earlier host of this session made for the same call."""

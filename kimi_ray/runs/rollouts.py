@@ -13,7 +13,8 @@ from kimi_ray.runs.items import RunItem
 from kimi_ray.runs.prompts import render_workdir
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Workdir
 
-_WRITING_TOOLS = ("Bash", "Write", "Edit")
+_WRITING_TOOLS = ("Bash", "Write", "Edit", "Agent", "AgentSwarm")
+"""Agent and AgentSwarm, since the agents that they start may have the others."""
 
 
 def _bad_setting(place: str, why: str) -> RunError:
@@ -49,7 +50,7 @@ class SwarmSettings(Settings):
     model: str | None = None
     system_prompt: str | None = None
     tools: tuple[str, ...] | None = None
-    """None: the profile's tools less Bash, Write and Edit."""
+    """None: the profile's tools less those that write: Bash, Write, Edit, and Agent and AgentSwarm."""
     sampling: Sampling | None = None
     limits: Limits | None = None
     workdir: Workdir | None = None
