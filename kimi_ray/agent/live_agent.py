@@ -144,10 +144,12 @@ class LiveAgent:
     def hold(self, holder: str) -> None:
         """Start no turn until ``release``; prompts are accepted and wait. Only for an agent that is not busy."""
         self._holders.add(holder)
+        self.prompts.held = True
 
     def release(self, holder: str) -> None:
         """End a hold; what waits starts when it was the last one. Idempotent."""
         self._holders.discard(holder)
+        self.prompts.held = bool(self._holders)
         self._wake_if_open()
 
     def revive(self) -> None:

@@ -92,9 +92,9 @@ class PromptGates:
         return gate
 
     def _judge(self, record: PromptRecord, gate: PromptGate | KimiRayError) -> list[dict[str, Any]] | None:
-        prompt_id, turn = record.prompt_id, self._journal.log.order.open_turn
+        prompt_id = record.prompt_id
         if isinstance(gate, KimiRayError):
-            self._prompts.finish(prompt_id, "failed", turn=turn, error=gate.to_data())
+            self._prompts.finish(prompt_id, "failed", error=gate.to_data())
             return None
         messages = [] if self._is_said(record) else [*gate.before, user_message(record)]
         if gate.reason is None:
@@ -105,7 +105,7 @@ class PromptGates:
         for message in messages:
             self._journal.append("user/message", message, surface="append")
         error = AgentError(f"the prompt was blocked: {gate.reason}", code="prompt.blocked")
-        self._prompts.finish(prompt_id, "blocked", turn=turn, error=error.to_data())
+        self._prompts.finish(prompt_id, "blocked", error=error.to_data())
         return None
 
     def _message(self, message: dict[str, Any], *, blocked: bool) -> dict[str, Any]:

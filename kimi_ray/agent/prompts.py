@@ -28,6 +28,7 @@ class Prompts:
     Attributes:
         joining: Prompts that were steered and join the running turn at its next step.
         active: The ids of the prompts of the running turn, its own first.
+        held: No turn may begin now: every prompt that comes waits.
     """
 
     def __init__(self, journal: Journal, slots: AgentSlots | None = None, notices: Notices | None = None) -> None:
@@ -41,6 +42,7 @@ class Prompts:
         )
         self.joining: list[PromptRecord] = []
         self.active: list[str] = []
+        self.held = False
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -82,7 +84,7 @@ class Prompts:
             self._steer([spec.prompt_id])
             return True
         self._queue.append(spec.prompt_id)
-        if self.active or len(self._queue) > 1:
+        if self.active or self.held or len(self._queue) > 1 or self._journal.log.order.open_turn is not None:
             self._journal.append("prompt/queued", {"prompt_id": spec.prompt_id, "queue_length": len(self._queue)})
             if self._slots.prompt_queued:
                 told = PromptQueued(spec.prompt_id, self._blocks_of(spec), len(self._queue))

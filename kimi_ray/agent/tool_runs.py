@@ -21,8 +21,9 @@ from kimi_ray.ids import new_message_id
 from kimi_ray.log import tool_message
 from kimi_ray.settings import Checkpoint
 from kimi_ray.tools.contract import Accesses, Environment, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.previews import KeptResults, preview, whole_text
 from kimi_ray.tools.results import check_output, error_output
-from kimi_ray.tools.scheduling import ScheduledCall, run_calls
+from kimi_ray.tools.scheduling import ScheduledCall, by_file, run_calls
 
 REFUSED = "This tool call was not started: {why}"
 EMPTY_OUTPUT = "(no output)"
@@ -63,6 +64,7 @@ class ToolRuns:
         self._agent_id = agent_id
         self._item = item
         self._state: dict[str, Any] = {}
+        self._seen_environment = cast("Environment", KeptResults(environment, self._whole_result))
 
     async def run(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> bool:
         """Run the calls of one answer; every one of them has its result in the log afterwards.
@@ -78,10 +80,14 @@ class ToolRuns:
             TurnStopped: at a gate; no call was started, and none has its result.
         """
         runs = [_Run(self, call, turn, step) for call in calls]
-        if self.slots.tool:
-            await self._gate(runs, signal)
+        accesses = [run.accesses for run in runs]
+        if self.slots.tool or len(runs) > 1:
+            with signal.interruptible():
+                if self.slots.tool:
+                    await self._gate(runs)
+                accesses = await by_file([run.accesses for run in runs], self._environment)
         await run_calls(
-            [ScheduledCall(run.accesses, partial(run.body, signal)) for run in runs],
+            [ScheduledCall(known, partial(run.body, signal)) for known, run in zip(accesses, runs, strict=True)],
             cancelled=signal.stopped,
             on_start=lambda index: runs[index].start(),
             commit=lambda index, output: runs[index].commit(output),
@@ -92,13 +98,11 @@ class ToolRuns:
                 raise run.store_error
         return any(run.stop_turn for run in runs)
 
-    async def _gate(self, runs: list[_Run], signal: TurnSignal) -> None:
-        by_id = {run.call_id: run for run in runs}
-        with signal.interruptible():
-            for run in runs:
-                shared = await run.gate(len(runs))
-                if shared is not None:
-                    run.share(by_id[shared])
+    async def _gate(self, runs: list[_Run]) -> None:
+        earlier: dict[str, _Run] = {}
+        for run in runs:
+            await run.gate(len(runs), earlier)
+            earlier[run.call_id] = run
 
     def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
         """Answer a call that will not be run because the turn ends (a limit, a cancel, an error)."""
@@ -123,13 +127,20 @@ class ToolRuns:
         turn: int,
         step: int,
         call_seq: int | None,
+        tool: str = "",
         queued_ms: int | None = None,
         run_ms: int | None = None,
     ) -> None:
         """Append the ``tool/result`` of a call; an output that cannot be stored, or that no request could be made of,
-        becomes an error result."""
+        becomes an error result. Of a long one the model is shown the preview; the event has the whole as a blob."""
+        full: Any = None
         try:
             check_output(output)
+            whole = whole_text(output)
+            if whole is not None:
+                full = self._journal.value(whole, inline_bytes=0)
+                readable = not {"Read", "Grep"}.isdisjoint(self._tools)
+                output = replace(output, content=preview(whole, tool=tool, call_id=call_id, readable=readable))
             content = self._content(output)
             meta = freeze(output.meta) if output.meta is not None else None
         except (LogError, ToolError) as error:
@@ -140,7 +151,7 @@ class ToolRuns:
         data: dict[str, Any] = {"turn": turn, "step": step, "message": message}
         if output.is_error:
             data["error"] = {"code": output.error_code or "tool.failed"}
-        facts = {"meta": meta, "queued_ms": queued_ms, "run_ms": run_ms, "exit_code": output.exit_code}
+        facts = {"meta": meta, "full": full, "queued_ms": queued_ms, "run_ms": run_ms, "exit_code": output.exit_code}
         data |= {key: value for key, value in facts.items() if value is not None}
         sources = None if call_seq is None else [call_seq]
         self._journal.append("tool/result", data, surface="append", sources=sources)
@@ -155,10 +166,17 @@ class ToolRuns:
             blocks = freeze(output.content)
         return [self._journal.block(block) for block in blocks]
 
+    async def _whole_result(self, call_id: str) -> bytes | None:
+        kept = self._journal.fold.kept_results.get(call_id)
+        if kept is None:
+            return None
+        [message] = await self._journal.resolve([{"content": [{"type": "text", **kept}]}])
+        return str(message["content"][0]["text"]).encode()
+
     def context(self, call_id: str, signal: TurnSignal) -> ToolContext:
         """What a call is given."""
         return ToolContext(
-            environment=self._environment,
+            environment=self._seen_environment,
             session_id=self._session_id,
             agent_id=self._agent_id,
             call_id=call_id,
@@ -240,33 +258,26 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
             self._refusal = _error_output(error)
 
-    async def gate(self, batch: int) -> str | None:
-        """Ask whether it may start; returns the id of the call whose result it is to have."""
+    async def gate(self, batch: int, earlier: Mapping[str, _Run]) -> None:
+        """Ask whether it may start, or has the result of one of the calls before it."""
         if self._refusal is not None or self._tool is None:
-            return None
+            return
         asked = ToolGate(
             self.call_id, self._tool.name, self._arguments, self._tool, self.accesses, self._turn, self._step, batch
         )
         try:
             await self._owner.slots.tool.run(asked)
+            if asked.same_as is not None:
+                other = self._shares = earlier[asked.same_as]
+                other._result = other._result or asyncio.get_running_loop().create_future()
         except BaseException as error:
             if ends_this_task(error):
                 raise
             self._refusal = _error_output(error)
-            return None
         if asked.veto is not None:
             self._refusal = asked.veto
+        if self._refusal is not None or self._shares is not None:
             self.accesses = Accesses.none()
-        return asked.same_as
-
-    def share(self, other: _Run) -> None:
-        """Have the other call's result instead of running."""
-        if other is self:
-            return
-        if other._result is None:
-            other._result = asyncio.get_running_loop().create_future()
-        self._shares = other
-        self.accesses = Accesses.none()
 
     def start(self) -> None:
         """Write ``tool/call``."""
@@ -287,8 +298,7 @@ class _Run:
 
     async def body(self, signal: TurnSignal) -> ToolOutput:
         """Its output: of the tool, or of whoever kept the call from starting; then of those who look at it."""
-        if self._shares is not None:
-            assert self._shares._result is not None
+        if self._shares is not None and self._shares._result is not None:
             output = await asyncio.shield(self._shares._result)
             return replace(output, meta={**(output.meta or {}), "same_as": self._shares.call_id})
         output = self._refusal if self._refusal is not None else await self._execute(signal)
@@ -345,6 +355,7 @@ class _Run:
             turn=self._turn,
             step=self._step,
             call_seq=self._call_seq,
+            tool=self._call["name"],
             queued_ms=round((began - self._queued) * 1000),
             run_ms=round((now - began) * 1000),
         )
