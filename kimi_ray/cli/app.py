@@ -18,6 +18,7 @@ from kimi_ray.cli.demo import demo
 from kimi_ray.cli.doctor import doctor
 from kimi_ray.cli.feature_commands import feature_commands
 from kimi_ray.cli.import_ import imports
+from kimi_ray.cli.manifest import manifest
 from kimi_ray.cli.models import models
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
 from kimi_ray.cli.run import run
@@ -100,6 +101,7 @@ app.add_typer(imports, name="import")
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 app.command()(doctor)
+app.command()(manifest)
 app.command()(status)
 app.command()(drain)
 app.command()(down)

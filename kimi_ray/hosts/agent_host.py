@@ -11,6 +11,8 @@ import os
 import platform
 from typing import Any, ClassVar
 
+from dishka import Provider
+
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
@@ -47,6 +49,11 @@ from kimi_ray.store.seam import Stream
 from kimi_ray.tools.carried import NEUTRAL, check_importable, fingerprint_of
 from kimi_ray.tools.contract import Tool
 from kimi_ray.version import __version__
+
+
+def host_services() -> list[Provider]:
+    """The providers of the services that kimi-ray itself brings to a host of agents."""
+    return [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
 
 
 class AgentHost:
@@ -91,7 +98,7 @@ class AgentHost:
         self._cluster = cluster
         self._config = config
         features = self._features = load_features(config)
-        own = [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
+        own = host_services()
         self._app = assemble(
             [*own, *features.services(own)],
             {RuntimeConfig: config, Cluster: cluster, Features: features},

@@ -91,10 +91,10 @@ class HostScopes:
             await dispose(opening.result(), session_id)
 
 
-async def _built(scope: AsyncContainer, services: Sequence[type], name: str) -> Any:
+async def _built(scope: AsyncContainer, services: Sequence[type[Any]], name: str) -> Any:
     """Build services in a scope, in order; gives the last. The first that fails takes the scope with it."""
     built: Any = None
-    service: type | None = None
+    service: type[Any] | None = None
     try:
         for service in services:
             built = await scope.get(service)

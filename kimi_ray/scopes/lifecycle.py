@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from dishka import AsyncContainer, BaseScope, new_scope
 from dishka.exceptions import ExitError
@@ -81,8 +81,9 @@ async def dispose(container: AsyncContainer, name: str) -> list[str]:
     while True:
         try:
             await container.close()
-        except ExitError as errors:
-            for error in errors.exceptions:
+        except ExitError as group:
+            errors = cast("ExceptionGroup[Exception]", group).exceptions
+            for error in errors:
                 failed.append(_label(error))
                 _logger.warning("%s: disposing of %s failed: %r", name, failed[-1], error, exc_info=error)
         except asyncio.CancelledError as error:

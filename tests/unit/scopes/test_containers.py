@@ -27,7 +27,7 @@ class C:
 
 
 class Tracked(Provider):
-    """A of the App scope, B of the Session scope, C of the Agent scope unless all are of one; each tells of its life."""
+    """A, B that needs it and C that needs B, each of the scope that is said; they tell of their lives."""
 
     def __init__(self, *scopes: LifecycleScope, broken: tuple[str, ...] = ()) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.events.catalog import EventType
 from kimi_ray.events.payloads import Payload
 from kimi_ray.hosts import features as features_module
-from kimi_ray.hosts.agent_services import AgentServices, AppServices, SessionServices
+from kimi_ray.hosts.agent_host import host_services
 from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.scopes import assemble
 from tests.unit.scopes import sample_features
@@ -26,7 +26,7 @@ from tests.unit.scopes.sample_features import STATIONS, Station, StationProvider
 
 SAMPLE = "tests.unit.scopes.sample_features"
 MODEL = f"scripted:{SAMPLE}:model"
-FAST = {"durability": "none", "write_window_ms": 5}
+FAST = {"durability": "none", "write_window_ms": 5, "hosts_per_node": 1}
 
 
 class Plain(Feature):
@@ -46,7 +46,7 @@ class Other(Plain):
 def refused(*features: Feature) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         loaded = Features(features)
-        own = [AppServices(), SessionServices(), AgentServices()]
+        own = host_services()
         assemble([*own, *loaded.services(own)], {}, loaded.asked())
     return caught.value
 
@@ -133,7 +133,7 @@ def test_a_service_of_kimi_ray_is_replaced_only_on_purpose() -> None:
     assert error.code == "config.assembly"
     assert "Journal is provided twice" in error.message and "override=True" in (error.hint or "")
     loaded = Features([Plain(services=[MyJournal(override=True)])])
-    own = [AppServices(), SessionServices(), AgentServices()]
+    own = host_services()
     assemble([*own, *loaded.services(own)], {})
     both = refused(Plain(services=[MyJournal(override=True)]), Other(services=[MyJournal(override=True)]))
     assert both.code == "config.feature" and "Journal" in both.message
@@ -144,7 +144,7 @@ def test_classes_that_a_feature_names_need_no_provider() -> None:
         def __init__(self, journal: Journal) -> None: ...
 
     loaded = Features([Plain(on_agent=[Thing], on_session=[Station], tools={"T": Thing})])
-    own = [AppServices(), SessionServices(), AgentServices()]
+    own = host_services()
     assemble([*own, *loaded.services(own)], {}, loaded.asked())
 
 
@@ -239,7 +239,6 @@ async def test_a_log_is_read_without_the_feature_if_its_events_may_be_passed_ove
         again = await runtime.workspace(tmp_path).resume(session.id)
         assert (await (await again.main.submit("?")).result()).state == "completed"
 
-
     def Forecast(place: str) -> str:  # the profile names it: without the Feature somebody else has to bring it
         return f"{place}: snow"
 
@@ -282,9 +281,7 @@ def test_help_is_given_though_a_feature_is_broken(
     assert "no.such:Thing" in capsys.readouterr().err
 
 
-def test_built_in_commands_load_no_feature(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_built_in_commands_load_no_feature(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def never(_config: RuntimeConfig) -> Features:
         raise AssertionError
 
@@ -295,7 +292,9 @@ def test_built_in_commands_load_no_feature(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["sessions"] == []
 
 
-def test_a_command_that_there_is_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_there_is_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def taken(_config: RuntimeConfig) -> Features:
         return Features([Plain(commands={"doctor": sample_features.forecast})])
 
