@@ -130,6 +130,8 @@ class ToolResult(Payload):
     message: JsonObject
     error: JsonObject | None = None
     meta: JsonObject | None = None
+    full: BlobRef | None = None
+    """The whole of a long result, of which the message has a preview."""
     queued_ms: int | None = None
     run_ms: int | None = None
     exit_code: int | None = None
@@ -523,6 +525,8 @@ class HookResult(Payload):
     """The reason when it blocked, else text for the model."""
     command: str | None = None
     about: str | None = None
+    invoked: int | None = None
+    """The seq of its ``hook/invoked``."""
     exit_code: int | None = None
     timed_out: bool | None = None
     duration_ms: int | None = None

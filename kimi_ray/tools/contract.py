@@ -199,6 +199,7 @@ class ToolOutput:
     """What a call returns to the model.
 
     ``content`` is text, or a list of content blocks. ``meta`` is JSON kept in the log and not shown to the model.
+    ``bounded``: the tool keeps its results short by itself and says what it left out; the model sees all of it.
     """
 
     content: str | list[dict[str, Any]]
@@ -206,6 +207,7 @@ class ToolOutput:
     error_code: str | None = None
     exit_code: int | None = None
     meta: dict[str, Any] | None = None
+    bounded: bool = False
 
 
 class Tool(Protocol):

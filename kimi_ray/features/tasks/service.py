@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 class _Job:
     """A task that runs here."""
 
-    __slots__ = ("deadline", "end", "ended", "output", "task", "task_id", "watchers")
+    __slots__ = ("asked", "begun", "deadline", "end", "ended", "output", "task", "task_id", "watchers")
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -51,6 +51,9 @@ class _Job:
         self.deadline: asyncio.TimerHandle | None = None
         self.end: tuple[TaskStatus, str | None] | None = None
         """What ended it from outside: the status and why."""
+        self.begun = asyncio.Event()
+        self.asked = False
+        """Its work was asked to end."""
         self.ended = asyncio.Event()
         self.watchers = 0
         """Tools that wait for its end: they tell the model, no notice does."""
@@ -279,6 +282,7 @@ class TaskService:
                 return task_id
 
     async def _run(self, job: _Job, work: TaskWork) -> None:
+        job.begun.set()
         try:
             end = await work(job.output.write)
         except BaseException as error:
@@ -301,6 +305,9 @@ class TaskService:
         assert job.task is not None
         if job.end is None:
             job.end = (status, reason)
+        await job.begun.wait()  # what is cancelled before could not clean up
+        if not job.asked:
+            job.asked = True
             job.task.cancel()  # once: a second time would cut short what it does in its grace
         await asyncio.wait([job.task], timeout=FORCE_S)
         if not job.ended.is_set():

@@ -10,7 +10,8 @@ from kimi_ray.tools.schema import Arguments
 
 DEFAULT_TIMEOUT_S = 60
 MAX_TIMEOUT_S = 300
-MAX_OUTPUT_BYTES = 100 << 10
+MAX_OUTPUT_BYTES = 1 << 20
+"""Kept of a command's output: its first and its last half. What is long is shown to the model by its preview."""
 
 
 class BashArguments(Arguments):

@@ -142,6 +142,7 @@ class Grep(BuiltinTool[GrepArguments]):
             is_error=late is not None,
             error_code="tool.timeout" if late is not None else None,
             meta={"files_searched": files, "entries": len(found.entries), "more": found.more},
+            bounded=True,
         )
 
 

@@ -86,7 +86,8 @@ class Read(BuiltinTool[ReadArguments]):
             notes.append(f"{cut_lines} lines longer than {MAX_LINE_CHARS} characters were cut")
         if notes:
             shown.append(f"[{'; '.join(notes)}]")
-        return ToolOutput("\n".join(shown), meta={"path": arguments.path, "first_line": start, "last_line": end})
+        meta = {"path": arguments.path, "first_line": start, "last_line": end}
+        return ToolOutput("\n".join(shown), meta=meta, bounded=True)
 
 
 async def _window(environment: Environment, path: str, first: int, wanted: int) -> tuple[list[bytes], int, int | None]:
