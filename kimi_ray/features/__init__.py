@@ -4,7 +4,9 @@ What may enter: a class that subclasses ``kimi_ray.scopes.Feature``, with its se
 or folder of its own. What may not: knowledge of hosts, of Ray, or of another Feature.
 """
 
+from kimi_ray.features.external_hooks import ExternalHooks
 from kimi_ray.features.git_context import GitContextFeature
+from kimi_ray.features.permissions import Permissions
 from kimi_ray.features.subagents import SubagentsFeature
 from kimi_ray.features.swarm import AgentSwarmFeature
 from kimi_ray.features.tasks import TasksFeature
@@ -13,6 +15,8 @@ from kimi_ray.scopes import Feature
 
 BUILTIN: tuple[type[Feature], ...] = (
     AgentSwarmFeature,
+    ExternalHooks,
+    Permissions,
     SubagentsFeature,
     TasksFeature,
     TodoFeature,

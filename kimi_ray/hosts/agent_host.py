@@ -36,6 +36,7 @@ from kimi_ray.hosts.host_scopes import HostScopes
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
 from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
+from kimi_ray.hosts.permission_calls import PermissionCalls
 from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.quiescence import LEASE_S, Quiescence
 from kimi_ray.hosts.specs import Ack, EventPage, RunRequest, Submit
@@ -56,7 +57,7 @@ def host_services() -> list[Provider]:
     return [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
 
 
-class AgentHost:
+class AgentHost(PermissionCalls):
     """Holds living agents.
 
     Args:
@@ -91,6 +92,7 @@ class AgentHost:
         "flush": "store",
         "close_agents": "store",
         "close": "control",
+        **PermissionCalls.PERMISSION_PORT,
     }
 
     def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:
@@ -507,6 +509,8 @@ class AgentHost:
         bind = binding_of(spec, agent.workdir_path, created=agent.workdir_created)
         if bind != journal.fold.bind:
             journal.append("profile/bind", bind)
+        if spec.permission_mode is not None and journal.fold.permission_mode is None:
+            journal.append("permission/mode", {"mode": spec.permission_mode})
         agent.revive()
         return agent
 

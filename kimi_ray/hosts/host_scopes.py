@@ -60,6 +60,17 @@ class HostScopes:
             raise
         return built
 
+    async def service(self, stream: Stream, service: type[_T]) -> _T:
+        """A service of an agent's scope.
+
+        Raises:
+            AgentError: ``agent.not_found``: it has no scope here (any more).
+        """
+        scope = self._scopes.get(stream)
+        if scope is None:
+            raise AgentError(f"the agent {stream} does not live here", code="agent.not_found", retryable=True)
+        return await scope.get(service)
+
     async def leave(self, stream: Stream) -> None:
         """Close the scope of an agent, if it has one. Idempotent."""
         scope = self._scopes.pop(stream, None)
