@@ -241,7 +241,7 @@ class AgentSubagents:
         return Inherited(
             spec.user_tools,
             spec.denied_paths,
-            spec.permission_mode,
+            self._journal.fold.permission_mode or spec.permission_mode,
             item=spec.item,
             send_seed=spec.send_seed,
             node_id=self._cluster.node_id if bound else None,

@@ -110,7 +110,7 @@ class AgentTool(BuiltinTool[AgentArguments]):
             return ToolOutput(failure_text(text), is_error=True, error_code=error.code)
         result = await self._run(child, arguments.prompt, context)
         failed = result.status != "completed"
-        code = str((result.error or {}).get("code") or "agent.failed") if failed else None
+        code = str((result.error or {}).get("code") or "internal") if failed else None
         meta = {"agent_id": result.agent_id, "status": result.status, "usage": result.usage.said()}
         return ToolOutput(result_text(result), is_error=failed, error_code=code, meta=meta)
 
