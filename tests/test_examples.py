@@ -51,6 +51,11 @@ def test_own_tool(tmp_path: Path) -> None:
     assert 'measure {"path":"own_tool.py","unit":"lines"}' in out
 
 
+def test_own_feature(tmp_path: Path) -> None:
+    out = run("own_feature.py", cwd=tmp_path)
+    assert out.splitlines() == ["sold 2 apple, 3 left", "The shop does not sell what it does not have."]
+
+
 def test_edit_and_test(tmp_path: Path) -> None:
     out = run("edit_and_test.py", cwd=tmp_path)
     assert "exit code 1" in out

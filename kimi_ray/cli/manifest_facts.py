@@ -68,9 +68,22 @@ def service_facts(features: Features) -> Rows:
 
 
 def _provided(where: str, providers: Iterable[Provider]) -> Iterator[dict[str, Any]]:
-    from kimi_ray.scopes import service_name
+    from kimi_ray.scopes import provided_by, service_name
 
-    for provider in providers:
+    listed = list(providers)
+    scopes = {service: scope for provider in listed for service, scope in provided_by(provider).items()}
+    for provider in listed:
+        for alias in provider.aliases:
+            meant: Any = alias.source.type_hint
+            scope = scopes.get(meant)
+            yield {
+                "name": service_name(alias.provides.type_hint),
+                "scope": "" if scope is None else scope.name.lower(),
+                "where": where,
+                "module": getattr(alias.provides.type_hint, "__module__", ""),
+                "needs": [service_name(meant)],
+                "doc": _doc_of(alias.provides.type_hint),
+            }
         for source in (*provider.context_vars, *provider.factories):
             service: Any = source.provides.type_hint
             needs = [

@@ -143,7 +143,14 @@ class Features:
 
     async def tools_for(self, container: AsyncContainer, names: Sequence[str]) -> list[Tool]:
         """The tools of Features among these names, built in the agent's scope."""
-        found: list[Tool] = [await container.get(self._tools[name]) for name in names if name in self._tools]
+        found: list[Tool] = []
+        for name in names:
+            if name in self._tools:
+                tool: Tool = await container.get(self._tools[name])
+                if tool.name != name:
+                    kind = service_name(self._tools[name])
+                    raise _refused(kind, f"is brought as the tool {name!r}, and is called {tool.name!r}")
+                found.append(tool)
         for feature in self._features:
             for service in feature.tool_sources():
                 source = cast("ToolSource", await container.get(service))

@@ -211,6 +211,43 @@ async def test_all_that_a_feature_brings_is_there(tmp_path: Path) -> None:
     )
 
 
+class Misnamed(Feature):
+    name: ClassVar[str] = "misnamed"
+
+    def tools(self) -> dict[str, type]:
+        return {"Weather": sample_features.Forecast}
+
+    def services(self) -> Sequence[Provider]:
+        return [StationProvider()]
+
+
+@pytest.mark.parametrize(
+    ("feature", "profile", "code", "words"),
+    [
+        (
+            f"{SAMPLE}:BrokenStart",
+            "weatherman",
+            "agent.start_failed",
+            "Broken could not be built: OSError: no",
+        ),
+        ("tests.unit.scopes.test_features:Misnamed", "Weather", "config.feature", "and is called 'Forecast'"),
+    ],
+)
+async def test_an_agent_that_cannot_start_says_why_and_leaves_nothing(
+    tmp_path: Path, feature: str, profile: str, code: str, words: str
+) -> None:
+    STATIONS.clear()
+    async with Runtime.connect(tmp_path / "home", "in-process", config={**FAST, "features": (feature,)}) as runtime:
+        workspace = runtime.workspace(tmp_path)
+        chosen = profile if profile == "weatherman" else Profile(name="x", tools=(profile,))
+        with pytest.raises(KimiRayError) as caught:
+            await workspace.create_session(profile=chosen, model=MODEL)
+        assert caught.value.code == code and words in caught.value.message
+        assert (await runtime.sessions.page()).items == ()
+        with pytest.raises(KimiRayError):
+            await workspace.create_session(profile=chosen, model=MODEL)
+
+
 async def test_names_of_tools_are_known_where_they_are_said(tmp_path: Path) -> None:
     settings = {**FAST, "features": (f"{SAMPLE}:Weather",)}
     async with Runtime.connect(tmp_path / "home", "in-process", config=settings) as runtime:
