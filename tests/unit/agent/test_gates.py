@@ -77,7 +77,12 @@ async def test_what_a_gate_adds_goes_before_the_prompt_and_takes_the_place_of_th
     bench.slots.prompt.register("adds", add)
     bench.submit("bad", "fine")
     await bench.result("p1")
-    assert words(bench) == [("hook_result", "about bad"), ("user", "bad"), ("hook_result", "about fine"), ("user", "fine")]
+    assert words(bench) == [
+        ("hook_result", "about bad"),
+        ("user", "bad"),
+        ("hook_result", "about fine"),
+        ("user", "fine"),
+    ]
     assert [data["source"] for data in bench.of("user/message")] == [
         {"kind": "hook_result", "blocked": True},
         {"kind": "user"},
