@@ -102,7 +102,9 @@ class TaskService:
             # nothing can be appended yet; a fork's first life is not told that it wakes, but its steps begin
             slots.awake.register("tasks", self._on_awake)
             slots.step.register("tasks", self._on_step)
-        slots.leaving.register("tasks", self._on_leaving)
+        # before those whose handlers may take long: what runs has to end in time to be in the log
+        others = slots.leaving.handlers
+        slots.leaving.register("tasks", self._on_leaving, before=others[0] if others else None)
 
     # -- starting and ending -----------------------------------------------------------------------------------------
 

@@ -84,10 +84,9 @@ class Desk:
         """What a step would: put what waits in the inbox into the log; returns the texts."""
         texts: list[str] = []
         for number, note in enumerate(self.inbox.take()):
-            data = {"id": f"m{len(self.store.lines)}_{number}", "role": "user"}
-            self.journal.append(
-                "user/message", data | {"content": note.content, "source": note.source}, surface="append"
-            )
+            data: dict[str, Any] = {"id": f"m{len(self.store.lines)}_{number}", "role": "user"}
+            data |= {"content": note.content, "source": note.source}
+            self.journal.append("user/message", data, surface="append")
             texts.append(str(note.content[0]["text"]))
         return texts
 
