@@ -85,14 +85,26 @@ class Journal:
         return self.durable.durable_seq
 
     async def flush(self) -> None:
-        """Wait until all of it is durable; the time spent adds to ``store_wait_ms``.
+        """Wait until all of it is durable.
+
+        Raises:
+            StoreError: ``store.unavailable``, ``store.fenced``, ...
+        """
+        await self.durable.flush()
+
+    async def wait_for_store(self, *, durable: bool) -> None:
+        """On the turn's own path: wait for room and, with ``durable``, until all of it is durable.
+
+        The time adds to ``store_wait_ms``; that of others who flush beside the turn does not.
 
         Raises:
             StoreError: ``store.unavailable``, ``store.fenced``, ...
         """
         began = time.monotonic()
         try:
-            await self.durable.flush()
+            await self.durable.wait_for_room()
+            if durable:
+                await self.durable.flush()
         finally:
             self.store_wait_ms += round((time.monotonic() - began) * 1000)
 

@@ -283,9 +283,7 @@ class TurnLoop:
             self._head(config, request)
         self._progress.enter("store")
         with signal.interruptible():
-            await journal.durable.wait_for_room()
-            if self._checkpoint == "request":
-                await journal.flush()
+            await journal.wait_for_store(durable=self._checkpoint == "request")
         return request
 
     def _head(self, config: TurnConfig, request: ChatRequest) -> None:
