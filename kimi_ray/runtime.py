@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kimi_ray.app import SessionList, SessionSummary, WorkspaceList, checked_workspace
-from kimi_ray.config import RuntimeConfig, load_config, load_models
+from kimi_ray.app import ModelCatalogue, SessionList, SessionSummary, WorkspaceList, checked_workspace
+from kimi_ray.config import RuntimeConfig, load_config
 from kimi_ray.errors import ConfigError, RuntimeFault, SessionError, StoreError
 from kimi_ray.forks import Forks
 from kimi_ray.handles import SessionServices
@@ -19,7 +19,7 @@ from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
-from kimi_ray.llm.models import ResolvedModel, resolve_model
+from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.session_handle import Session
 from kimi_ray.session_lifecycle import ArchiveResult, Lifecycle
 from kimi_ray.session_link import Notes, SessionLink, open_session
@@ -52,6 +52,8 @@ class Runtime:
         self._services = SessionServices(self._courier, notes, self.resolve_model, self.lifecycle, self.features)
         self.forks = Forks(self._courier, notes, self.lifecycle)
         """Forks without bringing them to life: ``publish``."""
+        self.models = ModelCatalogue(config)
+        """The models that are configured, with their settings."""
         self.sessions = SessionList(self._courier.store)
         """All sessions of the home: ``list_recent``, ``page``, ``count``, ``get``."""
         self.workspaces = WorkspaceList(self._courier.store)
@@ -145,7 +147,7 @@ class Runtime:
                 code="request.bad_argument",
                 details={"argument": "model"},
             )
-        return resolve_model(name or self.config.default_model, load_models(self.config), base_url, os.environ)
+        return self.models.resolve(name, base_url)
 
     async def drain_node(self, node_id: str, deadline_s: float = 300.0, *, force: bool = False) -> dict[str, Any]:
         """Empty a node before it goes: nothing new starts there, agents and sessions leave when they are idle, and

@@ -265,15 +265,14 @@ def _cluster(config: RuntimeConfig) -> Iterator[Finding]:
 
 
 def _model(config: RuntimeConfig, name: str | None, base_url: str | None) -> Iterator[Finding]:
-    from kimi_ray.config import load_models
-    from kimi_ray.llm.models import resolve_model
+    from kimi_ray.app import ModelCatalogue
 
     asked = name or config.default_model
     if asked is None and not config.models and base_url is None:
         yield Finding("model", "OK", "none asked for (--model checks one; `scripted` is always there)")
         return
     try:
-        resolved = resolve_model(asked, load_models(config), base_url, os.environ)
+        resolved = ModelCatalogue(config).resolve(asked, base_url)
         if not resolved.base_urls:
             yield Finding("model", "OK", f"{resolved.name} is built in")
             return

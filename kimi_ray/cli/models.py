@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,8 @@ from kimi_ray.cli.options import BaseUrl, Home, Json
 from kimi_ray.cli.printing import one_line, print_json, safe, say, table, tell, terminal_width
 
 if TYPE_CHECKING:
-    from kimi_ray.config import RuntimeConfig
+    from kimi_ray.app import ModelCatalogue
     from kimi_ray.llm.check import ModelCheck
-    from kimi_ray.llm.models import ModelSettings
 
 models = typer.Typer(name="models", help="The models that are configured, and what they can do.", no_args_is_help=True)
 
@@ -28,12 +26,13 @@ def list_models(json: Json = False, home: Home = None) -> None:
     With --json: {"default": name | null, "models": [{"name", "provider", "model", "base_urls", "key", "has_key",
     "is_default", "error": null | {...}}]}.
     """
-    from kimi_ray.config import load_config, load_models
+    from kimi_ray.app import ModelCatalogue
+    from kimi_ray.config import load_config
 
-    config = load_config(home)
-    found = [_row(name, settings, config) for name, settings in sorted(load_models(config).items())]
+    catalogue = ModelCatalogue(load_config(home))
+    found = [_row(name, catalogue) for name in catalogue]
     if json:
-        print_json({"default": config.default_model, "models": found})
+        print_json({"default": catalogue.default, "models": found})
         return
     if not found:
         tell("no model is configured; `--model scripted` needs none, a [models.X] table in config.toml makes one")
@@ -69,12 +68,11 @@ def check(
     With --json: {"name", "model", "server", "works", "served", "findings": [{"name", "verdict", "told", "ms",
     "error"}], "settings", "table"}.
     """
-    from kimi_ray.config import load_config, load_models
+    from kimi_ray.app import ModelCatalogue
+    from kimi_ray.config import load_config
     from kimi_ray.llm.check import check_model
-    from kimi_ray.llm.models import resolve_model
 
-    config = load_config(home)
-    resolved = resolve_model(model or config.default_model, load_models(config), base_url, os.environ)
+    resolved = ModelCatalogue(load_config(home)).resolve(model, base_url)
     if not json:
         tell(f"asking {safe(resolved.model)} at {', '.join(resolved.base_urls) or resolved.provider}")
     found = asyncio.run(check_model(resolved, probe_s=probe_s))
@@ -101,11 +99,11 @@ def _show(found: ModelCheck) -> None:
     say(safe(found.table))
 
 
-def _row(name: str, settings: ModelSettings, config: RuntimeConfig) -> dict[str, Any]:
-    from kimi_ray.config import load_models
+def _row(name: str, catalogue: ModelCatalogue) -> dict[str, Any]:
     from kimi_ray.errors import KimiRayError
-    from kimi_ray.llm.models import resolve_model
 
+    settings = catalogue.settings(name)
+    assert settings is not None
     row: dict[str, Any] = {
         "name": name,
         "provider": settings.provider,
@@ -113,11 +111,11 @@ def _row(name: str, settings: ModelSettings, config: RuntimeConfig) -> dict[str,
         "base_urls": [],
         "key": settings.api_key_env,
         "has_key": False,
-        "is_default": name == config.default_model,
+        "is_default": name == catalogue.default,
         "error": None,
     }
     try:
-        resolved = resolve_model(name, load_models(config), None, os.environ)
+        resolved = catalogue.resolve(name)
     except KimiRayError as error:
         return row | {"error": error.to_data()}
     return row | {

@@ -98,10 +98,9 @@ def find_model(config: RuntimeConfig, name: str | None, base_url: str | None) ->
     Raises:
         ConfigError: ``model.*``.
     """
-    from kimi_ray.config import load_models
-    from kimi_ray.llm.models import resolve_model
+    from kimi_ray.app import ModelCatalogue
 
-    return resolve_model(name or config.default_model, load_models(config), base_url, os.environ)
+    return ModelCatalogue(config).resolve(name, base_url)
 
 
 def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir | None:

@@ -32,6 +32,7 @@ from kimi_ray.agent.rollout_agent import RolloutFunctionAgent
 from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec, Outcome
 from kimi_ray.agent.tool_runs import ToolRuns
+from kimi_ray.app import ModelCatalogue
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import ToolError
 from kimi_ray.hosts.features import Features
@@ -181,6 +182,11 @@ class AppServices(Provider):
         pool = ModelPool(leases)
         yield pool
         await pool.close()
+
+    @provide
+    def catalogue(self, config: RuntimeConfig) -> ModelCatalogue:
+        """The models that are configured."""
+        return ModelCatalogue(config)
 
     @provide
     async def threads(self) -> AsyncIterator[FileThreads]:

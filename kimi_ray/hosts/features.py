@@ -146,7 +146,7 @@ class Features:
         found: list[Tool] = []
         for name in names:
             if name in self._tools:
-                tool: Tool = await container.get(self._tools[name])
+                tool = cast("Tool", await container.get(self._tools[name]))
                 if tool.name != name:
                     kind = service_name(self._tools[name])
                     raise _refused(kind, f"is brought as the tool {name!r}, and is called {tool.name!r}")
