@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from kimi_ray.errors import AgentError
 from kimi_ray.events import SessionEvent
+from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.live_session import MAIN, turn_reason
@@ -22,7 +23,7 @@ from kimi_ray.log_following import follow_log
 from kimi_ray.session import Activity, last_prompt
 from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
-from kimi_ray.settings import Item, Limits, OnInterrupt, Sampling, check_settings
+from kimi_ray.settings import Item, Limits, OnInterrupt, PermissionModeName, Sampling, check_settings
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
@@ -224,6 +225,36 @@ class Agent:
         await self._link.call("set_agent_model", self._link.id, self.id, resolved)
         if self.id == MAIN:
             self._link.spec = replace(self._link.spec, main=replace(self._link.spec.main, model=resolved))
+
+    async def set_permission_mode(self, mode: PermissionModeName) -> None:
+        """Another permission mode, from the next tool call on; in the log when it returns, so it outlives any host.
+
+        Args:
+            mode: ``manual``, ``auto`` or ``yolo`` (``docs/permissions.md``).
+        """
+        checked_mode(mode)
+        await self.services.courier.call(self.route, "set_permission_mode", self.stream, mode, group="control")
+
+    async def decide(
+        self, call_id: str, decision: Answer, *, scope: AnswerScope = "once", feedback: str | None = None
+    ) -> None:
+        """Answer the question about a tool call of this agent (``session.approvals()``).
+
+        Args:
+            call_id: Which.
+            decision: ``allow`` or ``deny``.
+            scope: ``session`` allows this agent all further calls like it: the same command, the same files, or, for
+                other tools, the tool.
+            feedback: What the model is to hear of a denial.
+
+        Raises:
+            ToolError: ``tool.not_asked``: the call does not wait for an answer (any more).
+            ConfigError: ``request.invalid``.
+        """
+        checked_answer(decision, scope)
+        await self.services.courier.call(
+            self.route, "decide", self.stream, call_id, decision, scope, feedback, group="control"
+        )
 
     async def wake(self) -> None:
         """Bring the agent to life if it is cold: prompts that it accepted before a crash run then.

@@ -12,9 +12,11 @@ from typing import Any, TypedDict, Unpack
 from kimi_ray.agent.subagents import SubagentResult
 from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, ToolError
+from kimi_ray.features.permissions import Approval
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.hosts.permission_calls import approvals_of
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.execute import RunSink, open_run, reopen_run
@@ -151,6 +153,13 @@ class Session:
             else:
                 return self.agent(made)
         raise AssertionError
+
+    async def approvals(self) -> list[Approval]:
+        """The tool calls of its agents that wait for an answer, oldest first: ``agent.decide(call_id, "allow")``.
+
+        Nothing waits unless the setting ``permission_wait_s`` gives it time.
+        """
+        return await approvals_of(self._services.courier.cluster, self.id)
 
     async def metadata(self) -> dict[str, Any]:
         """The session's document (``state.json``): title, times, cwd, agents, ``custom`` and tags of the caller."""

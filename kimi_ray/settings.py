@@ -163,7 +163,7 @@ class HookSettings(Settings):
 class PermissionRule(Settings):
     """One ``[[permissions]]`` table. The first rule of the strictest decision that matches a call decides."""
 
-    tool: str = Field(min_length=1)
+    tool: str = Field(min_length=1, pattern=r"(?s)^[^()\s]+(\(.+\))?$")
     """``Name`` or ``Name(pattern)``: globs over the tool's name and over what the call is about."""
     decision: Literal["allow", "ask", "deny"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kimi_ray.app import SessionSummary
 from kimi_ray.errors import AgentError, ConfigError, SessionError
 from kimi_ray.events import LogHeader, WriterRef
+from kimi_ray.features.permissions import checked_mode
 from kimi_ray.forks import Home, fork_spec
 from kimi_ray.hosts.fork_words import ForkSpec, ForkWorkdir
 from kimi_ray.hosts.live_session import MAIN
@@ -20,7 +21,7 @@ from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
 from kimi_ray.session_lifecycle import ArchiveResult, checked_id
-from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir, check_settings
+from kimi_ray.settings import Isolation, Limits, PermissionModeName, Profile, Sampling, Workdir, check_settings
 from kimi_ray.store.seam import Stream
 from kimi_ray.tools.carried import carried_workdir
 from kimi_ray.version import __version__
@@ -58,6 +59,7 @@ class Workspace:
         metadata: dict[str, Any] | None = None,
         tags: dict[str, str] | None = None,
         isolation: Isolation | None = None,
+        permission_mode: PermissionModeName | None = None,
     ) -> Session:
         """A new session with a main agent. If it cannot be made, nothing is left.
 
@@ -75,6 +77,8 @@ class Workspace:
             metadata: The caller's, plain JSON; kept in the session's document.
             tags: The caller's, text to text.
             isolation: ``dedicated`` gives session and agent processes of their own.
+            permission_mode: Which tool calls of its agents run unasked: ``manual``, ``auto`` or ``yolo``; None is the
+                setting ``permission_mode``.
 
         Raises:
             SessionError: ``session.exists``, ``session.bad_id``, ``session.bad_metadata``.
@@ -84,6 +88,7 @@ class Workspace:
         """
         runtime = self._runtime
         check_settings(sampling=(Sampling, sampling), limits=(Limits, limits), workdir=(Workdir, workdir))
+        checked_mode(permission_mode)
         chosen = new_session_id() if session_id is None else checked_id(session_id)
         bound, user_tools = bind_profile(profile, system_prompt, tools, runtime.features)
         resolved = runtime.resolve_model(model if model is not None else bound.model)
@@ -109,6 +114,7 @@ class Workspace:
             workdir=place,
             user_tools=user_tools,
             denied_paths=(runtime.config.home,),
+            permission_mode=permission_mode,
         )
         return await runtime.open(
             SessionSpec(

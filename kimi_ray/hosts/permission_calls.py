@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.errors import KimiRayError
@@ -14,7 +13,11 @@ from kimi_ray.hosts.ports import Cluster, Group, is_lost
 from kimi_ray.settings import PermissionModeName
 from kimi_ray.store.seam import Stream
 
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import LiveSession
+
 _ASK_S = 10.0
+_TRIES = 3
 
 
 class PermissionCalls:
@@ -27,7 +30,7 @@ class PermissionCalls:
         "approvals": "control",
     }
     _scopes: HostScopes
-    _agents: Mapping[Stream, LiveAgent] | dict[Stream, LiveAgent]
+    _agents: dict[Stream, LiveAgent]
 
     def _agent(self, stream: Stream) -> LiveAgent:
         raise NotImplementedError
@@ -38,7 +41,8 @@ class PermissionCalls:
         """Answer the question about a call; durable when it returns.
 
         Raises:
-            AgentError: ``permission.not_asked``; ``agent.not_found``.
+            ToolError: ``tool.not_asked``.
+            AgentError: ``agent.not_found``.
         """
         agent = self._agent(stream)
         (await self._scopes.service(agent.stream, AgentPermissions)).answer(call_id, decision, scope, feedback)
@@ -64,6 +68,26 @@ class PermissionCalls:
                 if error.code != "agent.not_found":
                     raise
         return found
+
+
+async def mode_of(live: LiveSession, agent_id: str) -> PermissionModeName | None:
+    """The mode that was set for an agent of a session, brought to life for it; None: the configured one counts.
+
+    Raises:
+        KimiRayError: it cannot be reached, or not be brought to life.
+    """
+    suspect: str | None = None
+    for attempt in range(_TRIES):
+        host = await live.agent_host(agent_id, suspect, None)
+        stream = Stream(live.id, agent_id)
+        try:
+            peer = live.services.cluster.peer(host)
+            return await peer.call("permission_mode", stream, timeout_s=_ASK_S, group="control")
+        except KimiRayError as error:
+            if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
+                raise
+            suspect = host
+    raise AssertionError
 
 
 async def approvals_of(cluster: Cluster, session_id: str) -> list[Approval]:

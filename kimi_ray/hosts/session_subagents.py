@@ -19,6 +19,7 @@ from kimi_ray.errors import AgentError, KimiRayError, StoreError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.agent_forking import beside, fork_agent
+from kimi_ray.hosts.permission_calls import mode_of
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.session_swarms import tell_ancestors
 from kimi_ray.hosts.stored_agents import read_agent
@@ -213,7 +214,7 @@ class SessionSubagents:
         inherited = Inherited(
             main.spec.user_tools,
             main.spec.denied_paths,
-            main.spec.permission_mode,
+            await mode_of(live, spec.caller if live.host_of(spec.caller) is not None else MAIN),
             send_seed=main.spec.send_seed,
             isolation=main.isolation,
             node_id=node or (main.node_id if own.kind != "none" else None),

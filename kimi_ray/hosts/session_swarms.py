@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.hosts.permission_calls import mode_of
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.stored_agents import read_agent
 from kimi_ray.hosts.stored_binding import node_of_directory
@@ -35,7 +36,8 @@ async def begin_swarm(
     await live.recovery.remember_run(spec.run_id, spec.parent)
     if not live.known_empty:
         spec = await live.recovery.swarm(spec)
-    spec = replace(spec, claim=live.spec.nonce, total_limits=await live.limits_left(spec.total_limits))
+    mode, left = await mode_of(live, spec.parent), await live.limits_left(spec.total_limits)
+    spec = replace(spec, claim=live.spec.nonce, total_limits=left, permission_mode=mode)
     still_here()
     if spec.run_id in live.swarms:
         return

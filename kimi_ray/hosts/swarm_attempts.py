@@ -122,6 +122,7 @@ def run_request(
         item=rollout.item,
         denied_paths=spec.denied_paths,
         send_seed=send_seed,
+        permission_mode=spec.permission_mode,
         claim=spec.claim,
     )
     prompt = PromptSpec(

@@ -12,7 +12,7 @@ from kimi_ray.runs.plan import OnInterrupted, Rollout
 from kimi_ray.runs.rows import AttemptRow
 from kimi_ray.runs.schedule import FailOn
 from kimi_ray.runs.seeds import RunSeed
-from kimi_ray.settings import Isolation, Limits, Profile, Settings
+from kimi_ray.settings import Isolation, Limits, PermissionModeName, Profile, Settings
 from kimi_ray.tools.contract import Tool
 
 __all__ = [
@@ -65,6 +65,8 @@ class SwarmSpec:
     """The session's claim; its host fills it in, as what follows."""
     depth: int = 1
     """How deep its agents are in the tree: main's are at 1."""
+    permission_mode: PermissionModeName | None = None
+    """The mode of the parent, which its agents begin with."""
     going_on: dict[RolloutKey, GoingOn] = field(default_factory=dict[RolloutKey, "GoingOn"])
     """Rollouts whose newest attempt goes on in its log."""
 

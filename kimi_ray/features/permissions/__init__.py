@@ -9,7 +9,7 @@ from kimi_ray.features.permissions.calls import Call
 from kimi_ray.features.permissions.feature import Permissions
 from kimi_ray.features.permissions.policy import Decision, decide
 from kimi_ray.features.permissions.rules import RuleBook
-from kimi_ray.features.permissions.words import Answer, AnswerScope, Approval
+from kimi_ray.features.permissions.words import Answer, AnswerScope, Approval, checked_answer, checked_mode
 
 __all__ = [
     "AgentPermissions",
@@ -20,5 +20,7 @@ __all__ = [
     "Decision",
     "Permissions",
     "RuleBook",
+    "checked_answer",
+    "checked_mode",
     "decide",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.slots import AgentSlots, ToolGate
 from kimi_ray.agent.specs import AgentSpec
-from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.errors import KimiRayError, ToolError
 from kimi_ray.features.permissions.calls import Call, call_of
 from kimi_ray.features.permissions.policy import Decision, decide
 from kimi_ray.features.permissions.rules import RuleBook
@@ -98,13 +98,13 @@ class AgentPermissions:
         """Answer a question.
 
         Raises:
-            AgentError: ``permission.not_asked``: no such call waits for an answer (any more).
+            ToolError: ``tool.not_asked``: no such call waits for an answer (any more).
         """
         question = self._questions.get(call_id)
         if question is None or question.reply.done():
-            raise AgentError(
+            raise ToolError(
                 f"the call {call_id} does not wait for an answer",
-                code="permission.not_asked",
+                code="tool.not_asked",
                 hint="session.approvals() lists the calls that do",
                 details={"call_id": call_id},
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from kimi_ray.errors import ConfigError
 from kimi_ray.features.permissions.policy import Decision
-from kimi_ray.settings import Settings
+from kimi_ray.settings import PermissionModeName, Settings
 
 Answer = Literal["allow", "deny"]
 AnswerScope = Literal["once", "session"]
@@ -37,6 +38,36 @@ class Approval(Settings):
     """Epoch milliseconds."""
     wait_s: float
     """So long at most; then it is denied."""
+
+
+def checked_mode(mode: str | None) -> None:
+    """Refuse what is no permission mode.
+
+    Raises:
+        ConfigError: ``request.invalid``.
+    """
+    _one_of("permission_mode", mode, (None, *get_args(PermissionModeName)))
+
+
+def checked_answer(decision: str, scope: str) -> None:
+    """Refuse what is no answer.
+
+    Raises:
+        ConfigError: ``request.invalid``.
+    """
+    _one_of("decision", decision, get_args(Answer))
+    _one_of("scope", scope, get_args(AnswerScope))
+
+
+def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        names = ", ".join(str(one) for one in known if one is not None)
+        raise ConfigError(
+            f"{value!r} is no {key}",
+            code="request.invalid",
+            hint=f"one of {names}",
+            details={"key": key, "value": str(value)},
+        )
 
 
 def forbidden(decision: Decision, *, subagent: bool) -> str:
