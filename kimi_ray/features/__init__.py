@@ -6,6 +6,7 @@ or folder of its own. What may not: knowledge of hosts, of Ray, or of another Fe
 
 from kimi_ray.features.external_hooks import ExternalHooks
 from kimi_ray.features.git_context import GitContextFeature
+from kimi_ray.features.mcp import McpFeature
 from kimi_ray.features.permissions import Permissions
 from kimi_ray.features.subagents import SubagentsFeature
 from kimi_ray.features.swarm import AgentSwarmFeature
@@ -21,6 +22,7 @@ BUILTIN: tuple[type[Feature], ...] = (
     TasksFeature,
     TodoFeature,
     GitContextFeature,
+    McpFeature,
 )
 """The Features of every runtime, in the order in which their handlers come: what refuses calls by their shape first."""
 
