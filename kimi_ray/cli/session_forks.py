@@ -107,12 +107,15 @@ def diff(
     "equal", "agents", "differences": [{"area", "agents", "path", "index"?, "places"?, "a"?, "b"?}]}.
     """
     from kimi_ray.cli.lookup import find_stream, open_home
+    from kimi_ray.cli.settings_of import runtime_config
+    from kimi_ray.hosts.features import load_features
     from kimi_ray.session import ColdReader, compare_sessions
 
     async def compare() -> Comparison:
-        store, _ = open_home(home, a)
+        store, where = open_home(home, a)
         pair = [await find_stream(store, text, agent) for text in (a, b)]
-        return await compare_sessions(ColdReader(store), pair[0], pair[1])
+        catalog = load_features(runtime_config(where)).catalog
+        return await compare_sessions(ColdReader(store), pair[0], pair[1], catalog)
 
     try:
         found = asyncio.run(compare())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from kimi_ray.errors import LogError, StoreError
-from kimi_ray.events import LogHeader, SessionEvent, thaw
+from kimi_ray.events import CORE, Catalog, LogHeader, SessionEvent, thaw
 from kimi_ray.log import EventLog
 from kimi_ray.log.slicing import WHOLE, LogSlice
 from kimi_ray.session.fork_plan import bind_at, scanner_of
@@ -102,8 +102,10 @@ class Comparison:
         }
 
 
-async def compare_sessions(reader: LogReader, a: Stream, b: Stream) -> Comparison:
+async def compare_sessions(reader: LogReader, a: Stream, b: Stream, catalog: Catalog = CORE) -> Comparison:
     """Compare two agents and those below them. Only reads; a live log is compared as far as it is written.
+
+    ``catalog``: The event types that the logs may have.
 
     Raises:
         SessionError: ``session.not_found``; AgentError: ``agent.not_found``; KimiRayError: why one of the two logs
@@ -114,7 +116,7 @@ async def compare_sessions(reader: LogReader, a: Stream, b: Stream) -> Compariso
         if stream.session_id not in logs:
             listed = await reader.list_logs(stream.session_id)
             logs[stream.session_id] = {log.stream.agent_id: log for log in listed}
-    sides = tuple(_Side(reader, stream.session_id, logs[stream.session_id]) for stream in (a, b))
+    sides = tuple(_Side(reader, stream.session_id, logs[stream.session_id], catalog) for stream in (a, b))
     differences: list[Difference] = []
     counts: tuple[int, int] | None = None
     pairs: list[tuple[str, str]] = [(a.agent_id, b.agent_id)]
@@ -172,6 +174,7 @@ class _Side:
     reader: LogReader
     session_id: str
     logs: dict[str, ListedLog]
+    catalog: Catalog
 
     async def read(self, agent_id: str, *, raising: bool) -> _Agent | str:
         """An agent's log to its end; or, unless ``raising``, the code of the error that its log gives."""
@@ -185,7 +188,7 @@ class _Side:
     async def _read(self, agent_id: str) -> _Agent:
         stream = Stream(self.session_id, agent_id)
         header = header_of(self.logs, stream)
-        log = EventLog(header)
+        log = EventLog(header, catalog=self.catalog)
         scanner = scanner_of(header, WHOLE)
         begins: list[tuple[int, tuple[int, int] | None]] = []
         request: Mapping[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -291,6 +292,33 @@ async def test_a_log_is_read_without_the_feature_if_its_events_may_be_passed_ove
             with pytest.raises(KimiRayError) as refused:
                 await workspace.resume(session.id, tools=[Forecast])
             assert refused.value.code == "log.unknown_type" and "install the Feature" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_commands_read_what_features_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], known: bool
+) -> None:
+    home, strict = tmp_path / "home", (f"{SAMPLE}:StrictWeather",)
+    async with Runtime.connect(home, "in-process", config={**FAST, "features": strict}) as runtime:
+        workspace = runtime.workspace(tmp_path)
+        session = await workspace.create_session(profile="weatherman", model=MODEL)
+        await (await session.main.submit("?")).result()
+        fork = await workspace.fork(session.id)
+        assert (await (await fork.main.submit("?")).result()).state == "completed"
+    if known:
+        monkeypatch.setenv("KIMI_RAY_FEATURES", strict[0])
+    at = ("--home", str(home))
+
+    lines = (
+        ["sessions", "diff", session.id, fork.id],
+        ["sessions", "tail", session.id, "--type", "weather/asked"],
+        ["sessions", "tail", session.id],
+        ["sessions", "verify", session.id],
+        ["sessions", "show", session.id],
+    )
+    codes = [await asyncio.to_thread(run_command, [*line, *at]) for line in lines]
+    assert codes == ([1, 0, 0, 0, 0] if known else [2, 2, 0, 0, 0]), "what only shows lines needs no Feature"
+    assert "weather/asked" in capsys.readouterr().out
 
 
 def test_a_command_of_a_feature(
