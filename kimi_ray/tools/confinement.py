@@ -72,13 +72,14 @@ class Confinement:
         return None
 
     def names_of(self, path: str) -> tuple[str, ...]:
-        """The names by which two paths show that they mean one file; of a path that is refused, its plain form."""
-        plain = os.path.normpath(os.path.join(self._root, path.replace("\0", "")))
+        """The names by which two paths show that they mean one file; whether they may be touched is not asked."""
+        joined = os.path.join(self._root, path.replace("\0", ""))
+        resolved = os.path.normpath(joined)
         try:
-            resolved = self.resolve(path)
+            resolved = os.path.realpath(joined)
             status = os.stat(resolved)
-        except (ToolError, OSError):
-            return (os.path.realpath(plain) if _storable(plain) else plain,)
+        except (OSError, ValueError):  # not there, not to be looked at, or no path at all
+            return (resolved,)
         if stat_module.S_ISREG(status.st_mode) and status.st_nlink > 1:
             return (resolved, f"/\0inode/{status.st_dev}/{status.st_ino}")
         return (resolved,)

@@ -244,12 +244,13 @@ class LocalEnvironment:
 
     def _read(self, path: str, offset: int, limit: int | None) -> bytes:
         fd = self._open_to_read(path)
-        with open(fd, "rb", buffering=0) as file:
-            mode = os.fstat(fd).st_mode
+        mode = os.fstat(fd).st_mode
+        if not stat_module.S_ISREG(mode):
+            os.close(fd)  # open() would refuse a directory and leave it open
             if stat_module.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            if not stat_module.S_ISREG(mode):
-                raise _not_a_file(path)
+            raise _not_a_file(path)
+        with open(fd, "rb", buffering=0) as file:
             if offset:
                 file.seek(offset)
             if limit is None:
