@@ -128,7 +128,7 @@ class AgentSubagents:
             SpawnSubagent(
                 self._id,
                 new_ulid(),
-                plan.profile,
+                plan.profile if plan.fork else self._with_own_tools(plan.profile),
                 plan.model,
                 fork=plan.fork,
                 sampling=spec.sampling,
@@ -222,6 +222,11 @@ class AgentSubagents:
     def _is_allowed(self, name: str) -> bool:
         allowed = self._spec.profile.subagents or ()
         return "*" in allowed or name in allowed
+
+    def _with_own_tools(self, profile: Profile) -> Profile:
+        """The profile with the caller's user tools: they are of the work and not of the kind of agent."""
+        own = [tool.name for tool in self._spec.user_tools if tool.name in self._spec.profile.tools]
+        return profile.model_copy(update={"tools": tuple(dict.fromkeys([*profile.tools, *own]))}) if own else profile
 
     def _own_model(self) -> ResolvedModel:
         """The caller's model now: it may have been switched since it came to life."""
