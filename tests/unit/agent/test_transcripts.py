@@ -1,6 +1,7 @@
 """The conversations of ``conversations.py`` in this process: their events are those of the stored transcripts.
 
-``KIMI_RAY_TEST_WRITE_TRANSCRIPTS=1`` writes the transcripts anew (from JSONL); look at the difference before you commit.
+``KIMI_RAY_TEST_WRITE_TRANSCRIPTS=1`` writes the transcripts anew (from JSONL): look at what has changed before you
+commit.
 """
 
 from __future__ import annotations
