@@ -359,6 +359,29 @@ async def test_grep_modes(bench: Bench) -> None:
     assert await bench.text("Grep", pattern="nowhere") == "[no match in 3 files]"
 
 
+async def test_grep_by_file_type(bench: Bench) -> None:
+    for path in ("a.py", "b.pyi", "c.js", "d/e.mjs", "d/Makefile", "d/Makefile.txt", "node_modules/x.py"):
+        bench.file(path, "needle\n")
+    assert await bench.text("Grep", pattern="needle", type="py") == "a.py\nb.pyi"
+    assert await bench.text("Grep", pattern="needle", type="python", include_ignored=True) == (
+        "a.py\nb.pyi\nnode_modules/x.py"
+    )
+    assert await bench.text("Grep", pattern="needle", type="js") == "c.js\nd/e.mjs"
+    assert await bench.text("Grep", pattern="needle", type="make") == "d/Makefile"
+    assert await bench.text("Grep", pattern="needle", type="js", glob="d/**") == "d/e.mjs"
+    assert (await bench.text("Grep", pattern="needle", type="rust")).startswith("[no match in 0 files")
+    code, told = await bench.code("Grep", pattern="needle", type="pyton")
+    assert code == "tool.bad_pattern" and "python" in told
+
+
+async def test_glob_of_what_is_ignored(bench: Bench) -> None:
+    for path in ("a.py", ".venv/b.py", "node_modules/c/d.py"):
+        bench.file(path, "")
+    assert await bench.text("Glob", pattern="**/*.py") == "a.py"
+    assert await bench.text("Glob", pattern="**/*.py", include_ignored=True) == ".venv/b.py\na.py\nnode_modules/c/d.py"
+    assert await bench.text("Glob", pattern="node_modules/**/*.py") == "node_modules/c/d.py"
+
+
 async def test_grep_context_and_paging(bench: Bench) -> None:
     bench.file("t", "".join(f"line {n}{' hit' if n in (3, 9) else ''}\n" for n in range(1, 11)))
     assert await bench.text("Grep", pattern="hit", output_mode="content", opt_A=1, opt_B=1) == (
@@ -476,8 +499,9 @@ async def test_bash(bench: Bench) -> None:
     )  # fmt: skip
     output = await bench("Bash", command="echo partial; sleep 30", timeout=0.3)
     assert output.error_code == "tool.timeout" and str(output.content).startswith("partial\n[timed out after 0.3 s")
-    output = await bench("Bash", command="head -c 500000 /dev/zero | tr '\\0' x")
-    assert len(str(output.content)) < 110_000 and "bytes cut here" in str(output.content)
+    output = await bench("Bash", command="head -c 3000000 /dev/zero | tr '\\0' x; exit 3")
+    assert 1 << 20 <= len(str(output.content)) < (1 << 20) + 100 and "bytes cut here" in str(output.content)
+    assert str(output.content).endswith("x\n[exit code 3]") and not output.bounded
 
 
 # -- the registry ----------------------------------------------------------------------------------------------------
