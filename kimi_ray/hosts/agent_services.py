@@ -302,7 +302,12 @@ class AgentServices(Provider):
         own = {tool.name: tool for tool in spec.user_tools}
         offered = [tool for tool in offered if tool.name not in own]
         names = features.without_patterns(spec.profile.tools, offered)
-        return select_tools(names, [*offered, *spec.user_tools])
+        try:
+            return select_tools(names, [*offered, *spec.user_tools])
+        except ToolError as error:
+            if error.code == "tool.unknown":
+                error.hint = f"{error.hint}; a Feature that brings it must be installed on every node"
+            raise
 
     @provide
     def provider(self, spec: AgentSpec, pool: ModelPool) -> ChatProvider:
