@@ -90,8 +90,8 @@ class TaskService:
         """Output of ended tasks of this life."""
         self._chores: set[asyncio.Task[Any]] = set()
         self._closed = False
-        # a rollout is over with its prompt: a task that ends later begins no turn
-        self._wakes = journal.log.header.run_id is None
+        # the work of a rollout, and of a subagent, is over with its prompt: nobody waits for what a later turn would say
+        self._wakes = journal.log.header.run_id is None and journal.log.header.origin != "subagent"
         names = spec.profile.tools
         self.offered = all(any(fnmatchcase(tool, name) for name in names) for tool in FOLLOWING)
         """Whether the agent has the tools to follow tasks."""

@@ -15,6 +15,7 @@ from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.events import CORE, LogHeader, SessionEvent, WriterRef, parse_event
+from kimi_ray.events.header import Origin
 from kimi_ray.features.tasks import TaskService
 from kimi_ray.llm.models import ModelSettings, ResolvedModel
 from kimi_ray.log import EventLog
@@ -37,12 +38,14 @@ class Desk:
         limit: int = 8,
         tools: tuple[str, ...] = FOLLOWING,
         run_id: str | None = None,
+        origin: Origin = "main",
     ) -> None:
         header = LogHeader(
             session_id=STREAM.session_id,
             agent_id=STREAM.agent_id,
             created_at=1,
             run_id=run_id,
+            origin=origin,
             writer=WriterRef(name="kimi-ray", version="test"),
         )
         self.store = MemoryStore()

@@ -344,8 +344,9 @@ async def test_a_log_that_is_taken_away_does_not_keep_tasks_alive(desk: Desk) ->
     assert task_id not in desk.tasks._running
 
 
-async def test_a_rollout_is_not_woken(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, run_id="run_1")
+@pytest.mark.parametrize("whose", [{"run_id": "run_1"}, {"origin": "subagent"}])
+async def test_a_rollout_and_a_subagent_are_not_woken(tmp_path: Path, whose: dict[str, Any]) -> None:
+    desk = Desk(tmp_path, **whose)
     work = Work()
     task_id = desk.tasks.start("agent", "x", work)
     work.go.set()
