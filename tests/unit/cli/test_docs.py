@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from kimi_ray.cli.exits import _USAGE, _WORK_FAILED
+from kimi_ray.cli.manifest_facts import error_facts
 from kimi_ray.config import settings_table
 from kimi_ray.runs.resume import DEFAULT_RETRY_ON
 from kimi_ray.runs.rows import AttemptRow, ResultRow
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-_FAMILIES = (
-    "agent|bench|config|context|dsh|environment|export|import|infra|items|limit|log|model|profile|prompt|provider|request|run|runtime|"
-    "session|store|swarm|tool|turn|workdir|workspace"
-)
-_CODE = re.compile(rf"\A(?:{_FAMILIES})\.[a-z][a-z_]*\Z")
-_NOT_CODES = {"config.toml", "run.json", "run.lock", "run.new", "session.jsonl", "store.json"}
 
 
 def codes_in_the_program() -> set[str]:
-    """Every literal that looks like a code, but docstrings, file names and modules."""
-    found: set[str] = set()
-    modules = {path.relative_to(ROOT / "kimi_ray").with_suffix("").as_posix().replace("/", ".")
-               for path in (ROOT / "kimi_ray").rglob("*.py")}  # fmt: skip
-    for path in (ROOT / "kimi_ray").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.match(node.value):
-                found.add(node.value)
-    return found - _NOT_CODES - modules
+    return {row["name"] for row in error_facts()}
 
 
 def codes_in_the_page() -> set[str]:
