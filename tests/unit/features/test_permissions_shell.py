@@ -18,11 +18,11 @@ from kimi_ray.settings import PermissionRule
 
 
 def book(**rules: str | list[str]) -> RuleBook:
-    found = []
-    for decision, patterns in rules.items():
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found.append(PermissionRule.model_validate({"tool": pattern, "decision": decision}))
-    return RuleBook(found)
+    return RuleBook(
+        PermissionRule.model_validate({"tool": pattern, "decision": decision})
+        for decision, patterns in rules.items()
+        for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+    )
 
 
 def command(line: str) -> Call:
