@@ -16,6 +16,7 @@ from kimi_ray.errors import ToolError
 
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _Identity = tuple[int, int]
+_NONE: frozenset[_Identity] = frozenset()
 
 
 def shown_name(name: str) -> str:
@@ -37,6 +38,10 @@ class Confinement:
         self._root = root
         self._allowed = (root,) if scratch is None else (root, scratch)
         self._denied = denied
+        # what is around an allowed place cannot be met below it
+        self._denied_inside = tuple(
+            place for place in denied if not any(is_within(allowed, place) for allowed in self._allowed)
+        )
 
     def resolve(self, path: str) -> str:
         """The absolute path without links that ``path`` (relative to the root, or absolute) means.
@@ -86,7 +91,7 @@ class Confinement:
 
     def is_denied(self, status: os.stat_result) -> bool:
         """Whether this is a denied file or directory under whatever name."""
-        return bool(self._denied) and (status.st_dev, status.st_ino) in self.denied_identities()
+        return _identity(status) in self.denied_identities()
 
     def open(self, resolved: str, flags: int) -> int:
         """Open what exists at a resolved path; no link is followed.
@@ -95,15 +100,18 @@ class Confinement:
             OSError: With the path as its filename.
             ToolError: ``environment.denied``.
         """
-        with self.parent(resolved) as (directory, name), _naming(resolved):
+        denied = self.denied_identities()
+        directory, name = self._descend(resolved, denied)
+        try:
             fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                if self._denied:
-                    self._check(os.fstat(fd), resolved)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+        except OSError as error:
+            raise _about(error, resolved) from None
+        finally:
+            os.close(directory)
+        if denied and _identity(os.fstat(fd)) in denied:
+            os.close(fd)
+            raise denied_error(resolved)
+        return fd
 
     def status(self, resolved: str) -> os.stat_result:
         """What is at a resolved path; a link that came meanwhile is told as a link.
@@ -112,53 +120,61 @@ class Confinement:
             OSError: With the path as its filename.
             ToolError: ``environment.denied``.
         """
-        with self.parent(resolved) as (directory, name), _naming(resolved):
+        denied = self.denied_identities()
+        directory, name = self._descend(resolved, denied)
+        try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            if self._denied:
-                self._check(found, resolved)
-            return found
+        except OSError as error:
+            raise _about(error, resolved) from None
+        finally:
+            os.close(directory)
+        if denied and _identity(found) in denied:
+            raise denied_error(resolved)
+        return found
 
     @contextmanager
-    def parent(self, resolved: str, *, make: bool = False) -> Generator[tuple[int, str]]:
+    def parent(self, resolved: str) -> Generator[tuple[int, str]]:
         """The directory of a resolved path, open, and the path's name in it (``.`` for an allowed place itself).
 
-        Args:
-            resolved: From ``resolve``.
-            make: Make the directories that are missing.
+        Directories that are missing are made.
         """
-        place = max((place for place in self._allowed if is_within(resolved, place)), key=len)
-        parts = os.path.relpath(resolved, place).split(os.sep)
-        denied = self.denied_identities()
-        with _naming(resolved):
-            fd = os.open(place, _DIRECTORY)
+        directory, name = self._descend(resolved, self.denied_identities(), make=True)
         try:
-            for part in parts[:-1]:
-                with _naming(resolved):
-                    below = _enter(fd, part, make=make)
-                os.close(fd)
-                fd = below
-                if denied:
-                    status = os.fstat(fd)
-                    if (status.st_dev, status.st_ino) in denied:
-                        raise denied_error(resolved)
-            yield fd, parts[-1]
+            yield directory, name
+        except OSError as error:
+            raise _about(error, resolved) from None
         finally:
-            os.close(fd)
+            os.close(directory)
 
-    def _check(self, status: os.stat_result, resolved: str) -> None:
-        if self.is_denied(status):
-            raise denied_error(resolved)
+    def _descend(self, resolved: str, denied: frozenset[_Identity], *, make: bool = False) -> tuple[int, str]:
+        place = max((place for place in self._allowed if is_within(resolved, place)), key=len)
+        *parts, name = resolved[len(place) :].lstrip(os.sep).split(os.sep)
+        fd = -1
+        try:
+            fd = os.open(place, _DIRECTORY)
+            for part in parts:
+                above = fd
+                fd = _enter(above, part, make=make)
+                os.close(above)
+                if denied and _identity(os.fstat(fd)) in denied:
+                    raise denied_error(resolved)
+        except (OSError, ToolError) as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise _about(error, resolved) from None
+            raise
+        return fd, name or "."
 
     def denied_identities(self) -> frozenset[_Identity]:
         """Device and inode of what is denied and there."""
-        # looked at each time: the home or the run directory may be made after the environment
+        if not self._denied_inside:
+            return _NONE
         found: list[_Identity] = []
-        for place in self._denied:
-            if any(is_within(allowed, place) for allowed in self._allowed):
-                continue  # what is around an allowed place cannot be met below it, but for the place itself
+        # looked at each time: the home or the run directory may be made after the environment
+        for place in self._denied_inside:
             with suppress(OSError):
-                status = os.stat(place)
-                found.append((status.st_dev, status.st_ino))
+                found.append(_identity(os.stat(place)))
         return frozenset(found)
 
 
@@ -178,15 +194,14 @@ def _enter(fd: int, part: str, *, make: bool) -> int:
     return os.open(part, _DIRECTORY, dir_fd=fd)
 
 
-@contextmanager
-def _naming(resolved: str) -> Generator[None]:
-    """An error names the whole path, not the part that was being opened."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = resolved
-        error.filename2 = None
-        raise
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino
+
+
+def _about(error: OSError, resolved: str) -> OSError:
+    """The error naming the whole path, not the part that was being opened."""
+    error.filename, error.filename2 = resolved, None
+    return error
 
 
 def denied_error(resolved: str) -> ToolError:

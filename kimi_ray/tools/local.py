@@ -277,7 +277,7 @@ class LocalEnvironment:
 
     def _write(self, path: str, data: bytes, append: bool) -> None:
         resolved = self._confined.resolve(path)
-        with self._confined.parent(resolved, make=True) as (directory, name):
+        with self._confined.parent(resolved) as (directory, name):
             try:
                 before = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
@@ -288,11 +288,7 @@ class LocalEnvironment:
                 raise _not_a_file(path)
             if before is not None and self._confined.is_denied(before):
                 raise denied_error(resolved)
-            try:
-                _write_in(directory, name, data, append=append, mode=None if before is None else before.st_mode)
-            except OSError as error:
-                error.filename, error.filename2 = resolved, None
-                raise
+            _write_in(directory, name, data, append=append, mode=None if before is None else before.st_mode)
 
     def _stat(self, path: str) -> FileStat | None:
         try:

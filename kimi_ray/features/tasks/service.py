@@ -90,7 +90,7 @@ class TaskService:
         """Output of ended tasks of this life."""
         self._chores: set[asyncio.Task[Any]] = set()
         self._closed = False
-        # the work of a rollout, and of a subagent, is over with its prompt: nobody waits for what a later turn would say
+        # the work of a rollout or a subagent is over with its prompt: nobody waits for what a later turn would say
         self._wakes = journal.log.header.run_id is None and journal.log.header.origin != "subagent"
         names = spec.profile.tools
         self.offered = all(any(fnmatchcase(tool, name) for name in names) for tool in FOLLOWING)
