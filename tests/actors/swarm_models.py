@@ -13,8 +13,8 @@ LEAD = "scripted:tests.actors.swarm_models:lead"
 
 
 async def lead(request: ChatRequest) -> Step:
-    """Main: the prompt ``swarm COUNT FILE`` becomes a swarm, ``again ID...`` goes on with those subagents; what it reads
-    of them is its answer. Subagents answer once the file in their prompt is there."""
+    """Main: the prompt ``swarm COUNT FILE`` becomes a swarm, ``again ID...`` goes on with those subagents, and what it
+    reads of them is its answer. Subagents answer once the file in their prompt is there."""
     text = said(request)
     if request.agent_id != "main":
         file = text.rpartition(" ")[2]

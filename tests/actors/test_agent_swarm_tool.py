@@ -12,7 +12,7 @@ import pytest
 from kimi_ray import Profile, Runtime, Session, Workspace
 from kimi_ray.config import RuntimeConfig
 from tests.actors.conftest import until
-from tests.actors.faults import assert_once, counts, hosts_of, kill, read_session
+from tests.actors.faults import assert_once, counts, kill, read_session
 from tests.actors.swarm_models import LEAD
 
 PROFILE = Profile(name="lead", tools=("AgentSwarm",), subagents=("bare",))
