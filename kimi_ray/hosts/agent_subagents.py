@@ -39,6 +39,10 @@ from kimi_ray.settings import Profile, Workdir
 from kimi_ray.tools.workdirs import PreparedWorkdir
 
 MAIN = "main"
+FORK_NOTICE = (
+    "You are a fork: what is above is the conversation of the agent that started you, and yours only to know. Your task"
+    " follows. Do it and answer once, with all that the other one needs of it: of your work it sees that answer alone."
+)
 _END_S = 10.0
 
 
@@ -82,7 +86,7 @@ class AgentSubagents:
             self._session_spec if self._id == MAIN else None,
         )
         self._calls = SubagentCalls(courier, session, self._id, self._resolve, by_agent=True)
-        self._fresh: set[str] = set()
+        self._fresh: dict[str, SubagentPlan] = {}
         self._stops: dict[str, asyncio.Event] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -139,7 +143,7 @@ class AgentSubagents:
                 inherited=self._inherited(),
             )
         )
-        self._fresh.add(child.agent_id)
+        self._fresh[child.agent_id] = plan
         return child.agent_id
 
     async def run(
@@ -211,13 +215,14 @@ class AgentSubagents:
 
     async def _prepared(self, agent_id: str, prompt: str) -> str:
         """The prompt, behind what others have to say first."""
-        first = agent_id in self._fresh
-        self._fresh.discard(agent_id)
-        if not self._slots.child_starting:
-            return prompt
-        profile = (await self._calls.check(agent_id, whosever=True)).profile
-        starting = await self._slots.child_starting.run(ChildStarting(agent_id, profile, prompt, first))
-        return "\n\n".join([*(text for text in starting.before if text), prompt])
+        plan = self._fresh.pop(agent_id, None)
+        before = [FORK_NOTICE] if plan is not None and plan.fork else []
+        if self._slots.child_starting:
+            child = None if plan is not None else await self._calls.check(agent_id, whosever=True)
+            profile = plan.profile.name if plan is not None else child.profile if child is not None else ""
+            starting = ChildStarting(agent_id, profile, prompt, first=plan is not None)
+            before += (await self._slots.child_starting.run(starting)).before
+        return "\n\n".join([*(text for text in before if text), prompt])
 
     def _is_allowed(self, name: str) -> bool:
         allowed = self._spec.profile.subagents or ()

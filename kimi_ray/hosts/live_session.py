@@ -19,7 +19,7 @@ from kimi_ray.hosts.session_subagents import SessionSubagents
 from kimi_ray.hosts.session_swarms import begin_swarm
 from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
-from kimi_ray.hosts.stored_binding import read_binding
+from kimi_ray.hosts.stored_binding import read_binding, workdir_of
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.hosts.tree_limits import TreeLimits
@@ -28,7 +28,7 @@ from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
 from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt, parent_of_log
 from kimi_ray.session.refusals import no_session
-from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Workdir
+from kimi_ray.settings import Isolation, Limits, Profile, Sampling
 from kimi_ray.store.seam import Document, Stream
 
 MAIN = "main"
@@ -319,7 +319,7 @@ class LiveSession:
                 model_as_stored=model is None,
                 sampling=_read(Sampling, bound.get("sampling")),
                 limits=_read(Limits, bound.get("limits")),
-                workdir=_workdir(bound.get("workdir")),
+                workdir=workdir_of(bound),
                 workdir_path=None,
                 user_tools=inherited.user_tools,
                 item=inherited.item,
@@ -390,6 +390,10 @@ class LiveSession:
 
             log = self._logs[agent_id] = SessionLog(stream, peer, recover, claim=self.spec.nonce)
         return log
+
+    def drop_log(self, agent_id: str) -> None:
+        """Nothing more is to be said in an agent's log, and nothing waits to be."""
+        self._logs.pop(agent_id, None)
 
     # -- swarms -----------------------------------------------------------------------------------------------------
 
@@ -536,7 +540,7 @@ class LiveSession:
         for agent in self.agents.values():
             by_host.setdefault(agent.host, []).append(agent.spec.stream)
         results += await asyncio.gather(
-            *(self._close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
+            *(self.close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
         )
         if not force:
             _raise_first(results)  # the claim is kept with what is not durable: closing again goes on
@@ -551,7 +555,8 @@ class LiveSession:
         if not force:
             _raise_first(results)
 
-    async def _close_agents(self, host: str, streams: list[Stream], force: bool) -> None:
+    async def close_agents(self, host: str, streams: list[Stream], force: bool) -> None:
+        """Close agents on their host. Raises ``session.close_failed``."""
         services = self.services
         bound_s = services.config.close_timeout_s + 5.0
         try:
@@ -584,13 +589,6 @@ def turn_reason(stop: str | None) -> TurnReasonKind:
 
 def _read(kind: Any, value: Any) -> Any:
     return None if value is None else kind.model_validate(value)
-
-
-def _workdir(value: dict[str, Any] | None) -> Workdir | None:
-    """Without what the host noted about the prepared directory."""
-    if value is None:
-        return None
-    return Workdir.model_validate({key: said for key, said in value.items() if key in Workdir.model_fields})
 
 
 def _raise_first(results: list[Any]) -> None:

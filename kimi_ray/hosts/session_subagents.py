@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.agent.limits import limit_error
-from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry
-from kimi_ray.cancelling import ends_this_task
-from kimi_ray.errors import AgentError, KimiRayError, StoreError
+from kimi_ray.agent.specs import AgentSpec, LogEntry
+from kimi_ray.errors import AgentError, StoreError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.agent_forking import beside, fork_agent
 from kimi_ray.hosts.permission_calls import mode_of
-from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.session_swarms import tell_ancestors
 from kimi_ray.hosts.stored_agents import read_agent
-from kimi_ray.hosts.stored_binding import node_of_directory
+from kimi_ray.hosts.stored_binding import node_of_directory, workdir_of
+from kimi_ray.hosts.subagent_watch import ChildRun, SubagentWatch
 from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, Inherited, ReadyChild, SpawnSubagent
-from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
+from kimi_ray.hosts.swarm_attempts import spent_of
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
-from kimi_ray.runs.schedule import LimitHit, Spent
 from kimi_ray.session import AgentEntry, parent_of_log
-from kimi_ray.settings import Limits, Workdir
+from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.version import __version__
 
@@ -39,27 +36,10 @@ if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
 
 MAIN = "main"
-_LOOK_S = 1.0
-_COUNT_S = 0.1
-_ASK_S = 5.0
 _CLOSE_S = 10.0
 _REMEMBERED = 1024
 _SPAWN = "spawn"
 """The header's word for the nonce of a spawn: the same one again is found by it."""
-
-
-@dataclass(eq=False, slots=True)
-class ChildRun:
-    """A child at work for its caller."""
-
-    caller: str
-    agent_id: str
-    run_id: str
-    by_agent: bool
-    caller_host: str | None
-    before: Spent = field(default_factory=Spent)
-    """What the child had used when the run began."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SessionSubagents:
@@ -76,10 +56,7 @@ class SessionSubagents:
         self._over: OrderedDict[str, None] = OrderedDict()
         self._headers: dict[str, dict[str, Any]] = {}
         self._inherited: dict[str, Inherited] = {}
-        self._spent: dict[str, Spent] = {}
-        self._limit: LimitHit | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self.last_error: KimiRayError | None = None
+        self._watch = SubagentWatch(live, self._runs, self.end)
 
     @property
     def running(self) -> set[str]:
@@ -208,8 +185,8 @@ class SessionSubagents:
         """What a program did not say: the child works where its caller does, with main's tools."""
         live = self._live
         main, stream = live.agents[MAIN], Stream(live.id, spec.caller)
-        bound: dict[str, Any] = (await live.bound(stream)).get("workdir") or {}
-        own = Workdir.model_validate({key: said for key, said in bound.items() if key in Workdir.model_fields} or NONE)
+        bound = await live.bound(stream)
+        own = workdir_of(bound) or Workdir.none()
         node = await node_of_directory(live.services.store, stream, own)
         inherited = Inherited(
             main.spec.user_tools,
@@ -219,7 +196,7 @@ class SessionSubagents:
             isolation=main.isolation,
             node_id=node or (main.node_id if own.kind != "none" else None),
         )
-        return replace(spec, inherited=inherited, workdir=spec.workdir or beside(bound))
+        return replace(spec, inherited=inherited, workdir=spec.workdir or beside(bound.get("workdir") or {}))
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +210,7 @@ class SessionSubagents:
             return _told(agent_id, await self._header(agent_id))
         child = await self._owned(caller, agent_id)
         host = self._live.host_of(agent_id)
-        if agent_id in self._runs or (host is not None and await self._is_busy(host, agent_id)):
+        if agent_id in self._runs or (host is not None and await self._watch.is_busy(host, agent_id)):
             raise _already_running(agent_id)
         return child
 
@@ -251,20 +228,20 @@ class SessionSubagents:
             raise _already_running(agent_id)
         run = known or ChildRun(spec.caller, agent_id, spec.run_id, spec.by_agent, live.host_of(spec.caller))
         self._runs[agent_id] = run
+        self._watch.begin(agent_id)
         try:
             child = await self._owned(spec.caller, agent_id)
             if spec.inherited is not None:
                 self._inherited[agent_id] = spec.inherited
             await live.recovery.remember_run(agent_id, spec.caller)
             host = await live.agent_host(agent_id, None, spec.model, directly=False)
-            limits = await self._limits_for(run, host) if live.tree.bound else None
+            limits = await self._watch.limits_for(run) if live.tree.bound else None
         except BaseException:
             if known is None:
                 self._drop(run)
             raise
         if known is None:
             live.log_of(spec.caller).add([LogEntry("subagent/started", {"agent_id": agent_id})])
-            self._watch()
         return replace(child, host=host, limits=limits)
 
     async def end(self, spec: EndSubagent) -> None:
@@ -281,7 +258,7 @@ class SessionSubagents:
             if stored is not None:
                 spec = replace(spec, **stored.position)
         if run is not None and spec.totals is not None:
-            self._count(run, spent_of(spec.totals), over=True)
+            self._watch.count(run, spent_of(spec.totals), over=True)
         self._over[spec.run_id] = None
         if len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
@@ -292,6 +269,10 @@ class SessionSubagents:
         live.recovery.drop_run(spec.agent_id)
         await log.flush()
         await live.tell_main()
+        if run is not None:
+            self._watch.rest(spec.agent_id)
+        if live.in_swarm(spec.caller) and all(other.caller != spec.caller for other in self._runs.values()):
+            live.drop_log(spec.caller)  # it is over soon, and nobody is to bring it back for a flush
         if spec.caller != MAIN and spec.caller not in self._runs and not live.in_swarm(spec.caller):
             await tell_ancestors(live, spec.caller, "subagent ended")
 
@@ -306,8 +287,8 @@ class SessionSubagents:
             return
         runs = list(self._runs.values())
         # Callers first, or a caller would go on with what it hears of its child's end.
-        await self._cancel([run.caller for run in runs if run.by_agent], "closed")
-        await self._cancel([run.agent_id for run in runs], "closed")
+        await self._watch.cancel([run.caller for run in runs if run.by_agent], "closed")
+        await self._watch.cancel([run.agent_id for run in runs], "closed")
         waiting = [asyncio.ensure_future(run.ended.wait()) for run in runs]
         _, late = await asyncio.wait(waiting, timeout=_CLOSE_S)
         for one in late:
@@ -316,8 +297,7 @@ class SessionSubagents:
 
     def stop(self) -> None:
         """Look after nothing any more."""
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watch.stop()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -345,131 +325,10 @@ class SessionSubagents:
             raise _refused(f"{agent_id} is a subagent of {parent}, not of {caller}", "agent.not_owned", agent_id)
         return _told(agent_id, header)
 
-    async def _is_busy(self, host: str, agent_id: str) -> bool:
-        return any(one.phase != "idle" for one in await self._ask(host, [agent_id]))
-
     def _drop(self, run: ChildRun) -> None:
         if self._runs.get(run.agent_id) is run:
             del self._runs[run.agent_id]
         run.ended.set()
-
-    async def _limits_for(self, run: ChildRun, host: str) -> Limits | None:
-        """What the child may use in all: what is left of the session's limits, and what it had used before."""
-        live = self._live
-        totals: AgentTotals = await live.services.cluster.peer(host).call(
-            "totals", Stream(live.id, run.agent_id), timeout_s=_ASK_S, group="control"
-        )
-        run.before = spent_of(totals)
-        left = await live.limits_left(None)
-        if left is None:
-            return None
-        said = {
-            name: value + (getattr(run.before, name.removeprefix("max_"), 0) if name.startswith("max_") else 0)
-            for name, value in left.said().items()
-        }
-        return Limits.model_validate(said)
-
-    def _count(self, run: ChildRun, life: Spent, *, over: bool = False) -> LimitHit | None:
-        """A child has used so much in its life: the session's limit that is reached with it, or None."""
-        live = self._live
-        if not live.tree.bound:
-            return None
-        # What a running child tells counts the steps of its turn only: less than it had before is nothing yet.
-        used = Spent._make(max(0, amount) for amount in life.minus(run.before))
-        spent = self._spent.get(run.agent_id, Spent()).plus(used)
-        if over:
-            self._spent[run.agent_id] = spent
-        return live.tree.spend(run.agent_id, spent)
-
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.get_running_loop().create_task(self._look_after(), name="subagents")
-
-    async def _look_after(self) -> None:
-        """While anybody runs: end those whose caller is gone, and all when the session's limit is reached."""
-        live = self._live
-        while self._runs:
-            await asyncio.sleep(_COUNT_S if live.tree.bound else _LOOK_S)
-            try:
-                for run in [run for run in self._runs.values() if self._is_orphan(run)]:
-                    await self._end_orphan(run)
-                if live.tree.bound:
-                    await self._enforce_limits()
-            except BaseException as error:
-                if ends_this_task(error) or not isinstance(error, KimiRayError):
-                    raise
-                self.last_error = error  # whoever waits for the child hears of it; the next look tries again
-
-    def _is_orphan(self, run: ChildRun) -> bool:
-        """Whether the turn that waits for the child is over: its agent lives elsewhere by now, or nowhere."""
-        if not run.by_agent or run.caller_host is None:
-            return False
-        host = self._live.host_of(run.caller)
-        return host != run.caller_host and not (host is None and self._live.in_swarm(run.caller))
-
-    async def _end_orphan(self, run: ChildRun) -> None:
-        await self._cancel([run.agent_id], "caller lost")
-        host = self._live.host_of(run.agent_id)
-        seq, epoch = -1, -1
-        if host is not None:
-            stream = Stream(self._live.id, run.agent_id)
-            try:
-                ((seq, epoch),) = await self._live.services.cluster.peer(host).call(
-                    "flush", [stream], timeout_s=_ASK_S, group="store"
-                )
-            except KimiRayError as error:
-                if not is_lost(error.code) and error.code != "agent.not_found":
-                    raise
-        await self.end(EndSubagent(run.caller, run.agent_id, run.run_id, "cancelled", seq, epoch))
-
-    async def _enforce_limits(self) -> None:
-        live = self._live
-        by_host: dict[str, list[str]] = {}
-        for run in self._runs.values():
-            host = live.host_of(run.agent_id)
-            if host is not None:
-                by_host.setdefault(host, []).append(run.agent_id)
-        told = await asyncio.gather(*(self._ask(host, agent_ids) for host, agent_ids in by_host.items()))
-        for progress in (one for part in told for one in part):
-            run = self._runs.get(Stream(*progress.stream).agent_id)
-            hit = self._count(run, spent_so_far(progress)) if run is not None else None
-            if hit is not None and self._limit is None:
-                self._limit = hit
-        await live.tell_main()
-        if self._limit is not None:
-            error = limit_error(self._limit.name, self._limit.value, self._limit.used, "session")
-            await self._cancel(list(self._runs), "limit", error.to_data())
-
-    async def _ask(self, host: str, agent_ids: list[str]) -> list[AgentProgress]:
-        streams = [Stream(self._live.id, agent_id) for agent_id in agent_ids]
-        try:
-            return await self._live.services.cluster.peer(host).call(
-                "progress", streams, timeout_s=_ASK_S, group="control"
-            )
-        except KimiRayError as error:
-            if not is_lost(error.code):
-                raise
-            return []
-
-    async def _cancel(self, agent_ids: list[str], cause: str, limit: dict[str, Any] | None = None) -> None:
-        live = self._live
-
-        async def cancel(agent_id: str) -> None:
-            host = live.host_of(agent_id)
-            if host is None:
-                return
-            try:
-                await live.services.cluster.peer(host).call(
-                    "cancel", Stream(live.id, agent_id), None, cause, limit, timeout_s=_ASK_S, group="control"
-                )
-            except KimiRayError as error:
-                if not is_lost(error.code) and error.code != "agent.not_found":
-                    raise
-
-        await asyncio.gather(*(cancel(agent_id) for agent_id in dict.fromkeys(agent_ids)))
-
-
-NONE: dict[str, Any] = Workdir.none().said()
 
 
 def ended_entry(spec: EndSubagent) -> LogEntry:

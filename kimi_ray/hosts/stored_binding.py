@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import from_json
@@ -32,6 +33,14 @@ def binding_of(spec: AgentSpec, workdir_path: str | None, *, created: bool) -> d
     if spec.workdir is not None:
         bind["workdir"] = spec.workdir.said() | {"prepared": workdir_path, "created": created}
     return bind
+
+
+def workdir_of(bind: Mapping[str, Any]) -> Workdir | None:
+    """The working directory of a binding, without what the host noted about the prepared one."""
+    value: dict[str, Any] | None = bind.get("workdir")
+    if value is None:
+        return None
+    return Workdir.model_validate({key: said for key, said in value.items() if key in Workdir.model_fields})
 
 
 async def read_binding(store: StoreCalls, stream: Stream) -> dict[str, Any] | None:

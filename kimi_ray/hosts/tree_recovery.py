@@ -54,6 +54,10 @@ class TreeRecovery:
             await self._write()
             self._written.add(agent_id)
 
+    def is_addressed(self, agent_id: str) -> bool:
+        """Whether somebody spoke to an agent directly in this life of the session."""
+        return agent_id in self._agents
+
     async def remember_run(self, run_id: str, parent: str) -> None:
         """A swarm begins, or a subagent under its own id: durable before the child exists, resp. is spoken to."""
         if self._runs.get(run_id) != parent:

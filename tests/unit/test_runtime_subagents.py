@@ -11,9 +11,10 @@ import pytest
 
 from kimi_ray import AgentError, ConfigError, Limits, Profile, PromptHandle, Runtime, Session, Workdir
 from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
+from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
 from kimi_ray.llm.script import Step
-from tests.unit.runtime_fixtures import FAST, Stage, cluster_of, hosts_of, running
+from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
 
 ASKS = Profile(name="asks", system_prompt="You ask others.", tools=("Agent", "Read"), subagents=("coder", "asks"))
 LONG = "a full account " * 20
@@ -231,10 +232,10 @@ async def test_a_fork_begins_as_its_caller_is(tmp_path: Path) -> None:
         session = await begin(runtime, tmp_path, model)
         await (await session.main.submit("first")).result()
         stage.faults["go"] = [ask("forked task", fork=True)]
-        stage.faults["forked task"] = [Step(text=LONG)]
+        stage.faults[f"{FORK_NOTICE}\n\nforked task"] = [Step(text=LONG)]
         await (await session.main.submit("go")).result()
         before, child = stage.requests[1], stage.requests[2]
-        assert stage.prompt(child) == "forked task"
+        assert stage.prompt(child).endswith("\n\nforked task")
         assert (child.system, child.tools, child.model) == (before.system, before.tools, before.model)
         shared = [[message["role"], message["content"]] for message in before.messages]
         assert [[m["role"], m["content"]] for m in child.messages[: len(shared)]] == shared
@@ -455,7 +456,7 @@ async def test_a_fork_of_the_session_takes_them_along(tmp_path: Path) -> None:
 
 
 async def test_a_hundred_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path) as (runtime, stage, model):
+    async with running(tmp_path) as (runtime, _stage, model):
         session = await begin(runtime, tmp_path, model)
         found = await asyncio.gather(*(session.run_subagent(f"p{number}") for number in range(100)))
         assert [result.text for result in found] == [f"did p{number}" for number in range(100)]

@@ -1,0 +1,252 @@
+"""Looking after the subagents that are at work: the session's limits, callers that are gone, children that rest.
+
+Nothing here is asked for by anybody: a limit that is reached ends the runs, a run that nobody waits for any more is
+ended and told, and of the children that have nothing to do only so many stay alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kimi_ray.agent.limits import limit_error
+from kimi_ray.agent.specs import AgentProgress, AgentTotals
+from kimi_ray.cancelling import ends_this_task
+from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.subagent_words import EndSubagent
+from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
+from kimi_ray.runs.schedule import LimitHit, Spent
+from kimi_ray.settings import Limits
+from kimi_ray.store.seam import Stream
+
+if TYPE_CHECKING:
+    from kimi_ray.hosts.live_session import LiveSession
+
+_LOOK_S = 1.0
+_COUNT_S = 0.1
+_ASK_S = 5.0
+_QUIET_MS = 30_000
+_TRIES = 4
+_IDLE_KEPT = 64
+"""So many children that have nothing to do are kept alive; the one that has rested longest is put to sleep."""
+
+
+@dataclass(eq=False, slots=True)
+class ChildRun:
+    """A child at work for its caller."""
+
+    caller: str
+    agent_id: str
+    run_id: str
+    by_agent: bool
+    caller_host: str | None
+    before: Spent = field(default_factory=Spent)
+    """What the child had used when the run began."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SubagentWatch:
+    """Looks after the runs in ``runs``, which changes under its eyes.
+
+    Args:
+        live: The session.
+        runs: Who is at work, by agent id.
+        end: Tells the end of a run.
+    """
+
+    def __init__(
+        self, live: LiveSession, runs: Mapping[str, ChildRun], end: Callable[[EndSubagent], Awaitable[None]]
+    ) -> None:
+        self._live = live
+        self._runs = runs
+        self._end = end
+        self._spent: dict[str, Spent] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._sleeping: set[asyncio.Task[None]] = set()
+        self._limit: LimitHit | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.last_error: KimiRayError | None = None
+
+    def begin(self, agent_id: str) -> None:
+        """A child is at work from now on."""
+        self._idle.pop(agent_id, None)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_task(self._look_after(), name="subagents")
+
+    def stop(self) -> None:
+        """Look after nothing any more."""
+        for task in self._sleeping:
+            task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def is_busy(self, host: str, agent_id: str) -> bool:
+        """Whether an agent does something now, as its host says."""
+        return any(one.phase != "idle" for one in await self._ask(host, [agent_id]))
+
+    async def limits_for(self, run: ChildRun) -> Limits | None:
+        """What the child may use in all: what is left of the session's limits, and what it had used before."""
+        live = self._live
+        run.before = spent_of(await self._totals(run.agent_id))
+        left = await live.limits_left(None)
+        if left is None:
+            return None
+        said = {
+            name: value + (getattr(run.before, name.removeprefix("max_"), 0) if name.startswith("max_") else 0)
+            for name, value in left.said().items()
+        }
+        return Limits.model_validate(said)
+
+    async def _totals(self, agent_id: str) -> AgentTotals:
+        live, suspect = self._live, None
+        for attempt in range(_TRIES):
+            host = await live.agent_host(agent_id, suspect, None, directly=False)
+            try:
+                return await live.services.cluster.peer(host).call(
+                    "totals", Stream(live.id, agent_id), timeout_s=_ASK_S, group="control"
+                )
+            except KimiRayError as error:
+                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
+                    raise
+                suspect = host
+        raise AssertionError
+
+    def count(self, run: ChildRun, life: Spent, *, over: bool = False) -> LimitHit | None:
+        """A child has used so much in its life: the session's limit that is reached with it, or None."""
+        live = self._live
+        if not live.tree.bound:
+            return None
+        # What a running child tells counts the steps of its turn only: less than it had before is nothing yet.
+        used = Spent._make(max(0, amount) for amount in life.minus(run.before))
+        spent = self._spent.get(run.agent_id, Spent()).plus(used)
+        if over:
+            self._spent[run.agent_id] = spent
+        return live.tree.spend(run.agent_id, spent)
+
+    async def _look_after(self) -> None:
+        """While anybody runs: end those whose caller is gone, and all when the session's limit is reached."""
+        live = self._live
+        while self._runs:
+            await asyncio.sleep(_COUNT_S if live.tree.bound else _LOOK_S)
+            try:
+                for run in await self._orphans():
+                    await self._end_orphan(run)
+                if live.tree.bound:
+                    await self._enforce_limits()
+            except BaseException as error:
+                if ends_this_task(error) or not isinstance(error, KimiRayError):
+                    raise
+                self.last_error = error  # whoever waits for the child hears of it; the next look tries again
+
+    async def _orphans(self) -> list[ChildRun]:
+        """The runs that nobody waits for any more."""
+        found = [run for run in self._runs.values() if run.by_agent and self._is_orphan(run)]
+        # A program that is gone tells nobody: its children have long ended, and are at work by our books alone.
+        quiet = await self._quiet([run.agent_id for run in self._runs.values() if not run.by_agent])
+        return [*found, *(run for run in self._runs.values() if run.agent_id in quiet)]
+
+    def _is_orphan(self, run: ChildRun) -> bool:
+        """Whether the turn that waits for the child is over: its agent lives elsewhere by now, or nowhere."""
+        if run.caller_host is None:
+            return False
+        host = self._live.host_of(run.caller)
+        return host != run.caller_host and not (host is None and self._live.in_swarm(run.caller))
+
+    async def _quiet(self, agent_ids: list[str]) -> set[str]:
+        told = await self._progress(agent_ids)
+        return {Stream(*one.stream).agent_id for one in told if one.phase == "idle" and one.since_ms > _QUIET_MS}
+
+    async def _end_orphan(self, run: ChildRun) -> None:
+        await self.cancel([run.agent_id], "caller lost")
+        host = self._live.host_of(run.agent_id)
+        seq, epoch = -1, -1
+        if host is not None:
+            stream = Stream(self._live.id, run.agent_id)
+            try:
+                ((seq, epoch),) = await self._live.services.cluster.peer(host).call(
+                    "flush", [stream], timeout_s=_ASK_S, group="store"
+                )
+            except KimiRayError as error:
+                if not is_lost(error.code) and error.code != "agent.not_found":
+                    raise
+        await self._end(EndSubagent(run.caller, run.agent_id, run.run_id, "cancelled", seq, epoch))
+
+    async def _enforce_limits(self) -> None:
+        live = self._live
+        for progress in await self._progress(list(self._runs)):
+            run = self._runs.get(Stream(*progress.stream).agent_id)
+            hit = self.count(run, spent_so_far(progress)) if run is not None else None
+            if hit is not None and self._limit is None:
+                self._limit = hit
+        await live.tell_main()
+        if self._limit is not None:
+            error = limit_error(self._limit.name, self._limit.value, self._limit.used, "session")
+            await self.cancel(list(self._runs), "limit", error.to_data())
+
+    async def _progress(self, agent_ids: list[str]) -> list[AgentProgress]:
+        by_host: dict[str, list[str]] = {}
+        for agent_id in agent_ids:
+            host = self._live.host_of(agent_id)
+            if host is not None:
+                by_host.setdefault(host, []).append(agent_id)
+        told = await asyncio.gather(*(self._ask(host, there) for host, there in by_host.items()))
+        return [one for part in told for one in part]
+
+    async def _ask(self, host: str, agent_ids: list[str]) -> list[AgentProgress]:
+        streams = [Stream(self._live.id, agent_id) for agent_id in agent_ids]
+        try:
+            return await self._live.services.cluster.peer(host).call(
+                "progress", streams, timeout_s=_ASK_S, group="control"
+            )
+        except KimiRayError as error:
+            if not is_lost(error.code):
+                raise
+            return []
+
+    def rest(self, agent_id: str) -> None:
+        """A child has nothing to do; when too many have nothing, one is put to sleep."""
+        self._idle[agent_id] = None
+        self._idle.move_to_end(agent_id)
+        if len(self._idle) > _IDLE_KEPT:
+            rested, _ = self._idle.popitem(last=False)
+            task = asyncio.get_running_loop().create_task(self._put_to_sleep(rested), name=f"sleep {rested}")
+            self._sleeping.add(task)
+            task.add_done_callback(self._sleeping.discard)
+
+    async def _put_to_sleep(self, agent_id: str) -> None:
+        """Close a child that rests; it comes back from its log when it is needed."""
+        live, agent = self._live, self._live.agents.get(agent_id)
+        if agent is None:
+            return
+        try:
+            async with agent.lock:
+                if agent_id in self._runs or live.recovery.is_addressed(agent_id):
+                    return
+                if await self.is_busy(agent.host, agent_id):
+                    return
+                await live.close_agents(agent.host, [agent.spec.stream], force=False)
+                live.agents.pop(agent_id, None)
+        except KimiRayError as error:
+            self.last_error = error  # it stays as it is
+
+    async def cancel(self, agent_ids: list[str], cause: str, limit: dict[str, Any] | None = None) -> None:
+        """Cancel what agents do; those that are nowhere do nothing."""
+        live = self._live
+
+        async def cancel_one(agent_id: str) -> None:
+            host = live.host_of(agent_id)
+            if host is None:
+                return
+            try:
+                await live.services.cluster.peer(host).call(
+                    "cancel", Stream(live.id, agent_id), None, cause, limit, timeout_s=_ASK_S, group="control"
+                )
+            except KimiRayError as error:
+                if not is_lost(error.code) and error.code != "agent.not_found":
+                    raise
+
+        await asyncio.gather(*(cancel_one(agent_id) for agent_id in dict.fromkeys(agent_ids)))
