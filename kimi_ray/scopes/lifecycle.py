@@ -13,6 +13,8 @@ from typing import Any, cast
 from dishka import AsyncContainer, BaseScope, new_scope
 from dishka.exceptions import ExitError
 
+from kimi_ray.errors import AgentError
+
 _logger = logging.getLogger(__name__)
 
 
@@ -28,16 +30,30 @@ class LifecycleScope(BaseScope):
 
 
 class TaskLock:
-    """A lock that the task which holds it may take again: a service may ask its container while it is built."""
+    """The lock of a container. The task that holds it may take it again: a service may ask while it is built.
 
-    __slots__ = ("_depth", "_lock", "_owner")
+    Once it is ended nobody gets it any more, so that nothing is built in a container that nobody will dispose again.
+    """
+
+    __slots__ = ("_depth", "_ended", "_lock", "_owner")
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._owner: asyncio.Task[Any] | None = None
         self._depth = 0
+        self._ended: str | None = None
+
+    def end(self, name: str) -> None:
+        """Whoever wants it from now on gets ``agent.closed``."""
+        self._ended = name
 
     async def __aenter__(self) -> None:
+        if self._ended is not None:
+            raise AgentError(
+                f"the scope of {self._ended} was closed: it builds nothing any more",
+                code="agent.closed",
+                hint="keep services, not the container that built them",
+            )
         task = asyncio.current_task()
         if self._owner is not task:
             await self._lock.acquire()
@@ -90,6 +106,8 @@ async def dispose(container: AsyncContainer, name: str) -> list[str]:
             cancelled = error
             continue  # the container has let go of that one disposer: the others are still to come
         break
+    if isinstance(container.lock, TaskLock):
+        container.lock.end(name)
     if cancelled is not None:
         raise cancelled
     return failed

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from dishka import AsyncContainer, Provider, provide
+from dishka.exceptions import NoChildScopesError
 
+from kimi_ray.errors import AgentError
 from kimi_ray.scopes import LifecycleScope, TaskLock, assemble, dispose, open_scope
 
 
@@ -213,3 +215,22 @@ async def test_a_task_lock_is_one_task_s_however_often_it_takes_it() -> None:
         order.append("mine")
     await asyncio.wait_for(waiting, 5)
     assert order == ["mine", "other"]
+
+
+async def test_nothing_is_built_in_a_scope_that_was_closed_nor_from_one_inside_it() -> None:
+    tracked = Tracked(APP, SESSION, AGENT)
+    session, agent = await agent_of(assemble([tracked], {}))
+    await agent.get(C)
+    await dispose(session, "s1")
+    other = await open_scope(session, {})
+    for asked in (session.get(B), other.get(C)):
+        with pytest.raises(AgentError) as caught:
+            await asked
+        assert caught.value.code == "agent.closed" and "s1" in caught.value.message
+    assert tracked.told == ["+A", "+B", "+C", "-B"]
+
+
+async def test_there_is_no_scope_inside_an_agent_s() -> None:
+    _, agent = await agent_of(assemble([Tracked(APP, SESSION, AGENT)], {}))
+    with pytest.raises(NoChildScopesError):
+        await open_scope(agent, {})
