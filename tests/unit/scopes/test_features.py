@@ -321,6 +321,22 @@ async def test_commands_read_what_features_wrote(
     assert "weather/asked" in capsys.readouterr().out
 
 
+def test_profiles_and_tools_of_features_are_names_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KIMI_RAY_FEATURES", f"{SAMPLE}:Weather")
+    assert run_command(["run", "Kyoto?", "--profile", "weatherman", "--model", MODEL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "Kyoto: rain"
+    (tmp_path / "items.txt").write_text("a\nb\n")
+    swarm = ["swarm", "How is {{item}}?", "--items", "items.txt", "--model", MODEL, "--in-process", "--json"]
+    assert run_command([*swarm, "--profile", "bare", "--tools", "Forecast", "--out", "one"]) == 0
+    assert run_command([*swarm, "--profile", "weatherman", "--out", "two"]) == 0
+    capsys.readouterr()
+    assert run_command([*swarm, "--profile", "weathrman"]) == 2
+    assert "did you mean weatherman" in capsys.readouterr().out
+
+
 def test_a_command_of_a_feature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
