@@ -161,12 +161,13 @@ def git_state(directory: str | os.PathLike[str] = ".") -> dict[str, Any] | None:
 def without_secrets(value: Any, name: str = "") -> Any:
     """A copy of plain JSON without what may be secret.
 
-    Removed are values under names such as ``api_key``, ``token``, ``password``; the values of all ``extra_headers``;
-    and user information in URLs. A name that ends in ``_env`` holds the name of a variable and stays.
+    Removed are values under names such as ``api_key``, ``token``, ``password``; the values of all ``extra_headers``,
+    and of the ``headers`` and ``env`` of a server; and user information in URLs. A name that ends in ``_env`` holds the
+    name of a variable and stays.
     """
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
-        if name in ("extra_headers", "headers"):
+        if name in ("extra_headers", "headers", "env"):
             return dict.fromkeys(table, REMOVED)
         return {key: without_secrets(item, key) for key, item in table.items()}
     if isinstance(value, list | tuple):

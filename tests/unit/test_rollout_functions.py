@@ -309,7 +309,8 @@ async def test_a_lost_function_begins_again_and_a_finished_one_never(tmp_path: P
     async with running(tmp_path) as (runtime, stage, model):
         session = await _session(runtime, tmp_path, model)
         stage.gate.clear()
-        handle = await session.start_swarm(None, ["quick", "a", "b"], rollout=rollout, seed=3, out=tmp_path / "r", **BARE)
+        options = {**BARE, "seed": 3, "out": tmp_path / "r"}
+        handle = await session.start_swarm(None, ["quick", "a", "b"], rollout=rollout, **options)
         await stage.until_running(2)
         async with asyncio.timeout(10):
             async for row in handle:

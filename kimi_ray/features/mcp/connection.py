@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx2
@@ -87,6 +87,8 @@ class Connection:
         task = self._task
         if task is None:
             return
+        if not self._ready.is_set():
+            task.cancel()  # it waits for the server, and hears of nothing else
         await asyncio.wait([task], timeout=CLOSE_S)
         if not task.done():
             task.cancel()
@@ -232,8 +234,8 @@ class Connection:
 
 def _reason(error: BaseException | None) -> str:
     """The innermost of what was raised together, as text."""
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     if error is None:
         return "it ended"
     if isinstance(error, ToolError):

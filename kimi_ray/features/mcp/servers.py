@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 """A server that cannot be reached is tried again at the next call, but not sooner than after 0.5, 1, 2 ... 30 s."""
+LISTING_S = 10.0
+"""How old a server's list of tools may be for an agent that begins, seconds; it is asked anew at once where the server
+tells of a change."""
 
 
 class McpServers:
@@ -59,6 +62,7 @@ class SharedServer:
         """How often it was found dead: agents tell each of them once."""
         self._connection: Connection | None = None
         self._listing: list[mcp_types.Tool] | None = None
+        self._listed = 0.0
         self._connecting = asyncio.Lock()
         self._failures = 0
         self._next_try = 0.0
@@ -75,12 +79,13 @@ class SharedServer:
         if self._last_error is not None and time.monotonic() < self._next_try:
             raise self._last_error  # an agent that begins does not wait for one that has just failed
         connection = await self._connected(cwd)
-        if self._listing is None or connection.stale:
+        if self._listing is None or connection.stale or time.monotonic() - self._listed > LISTING_S:
             try:
                 listing = await connection.list_tools()
             except ToolError as error:
                 self._died(error)
                 raise
+            self._listed = time.monotonic()
             allowed = self.settings.tools
             self._listing = [tool for tool in listing if allowed is None or tool.name in allowed]
         return self._listing
@@ -113,7 +118,7 @@ class SharedServer:
             if self._closed:
                 raise ToolError(f"the session of the MCP server {self.name} has ended", code="mcp.server_dead")
             connection = self._connection
-            if connection is not None and connection.alive and not (connection.doubtful and not await connection.answers()):
+            if connection is not None and connection.alive and (not connection.doubtful or await connection.answers()):
                 return connection
             if connection is not None:
                 self._connection = self._listing = None

@@ -37,7 +37,17 @@ EXIT_S = 2.0
 _KILL_S = 3.0
 _CHUNK = 1 << 16
 _SHOWN = 200
-_TAKE_STDIN = 'exec "$@" <&{fd} {fd}<&-'
+_TAKE_STDIN = """
+import os, sys
+os.dup2(int(sys.argv[1]), 0)
+os.close(int(sys.argv[1]))
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    os.write(2, f"{sys.argv[2]}: {error.strerror}".encode(errors="replace"))
+    os._exit(127)
+"""
+"""Between the supervisor and the server: gives it its stdin."""
 
 
 class SupervisedStdio:
@@ -70,7 +80,7 @@ class SupervisedStdio:
             fd = theirs.fileno()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)),
-                "/bin/sh", "-c", _TAKE_STDIN.format(fd=fd), "sh", *self._command,
+                sys.executable, "-S", "-E", "-I", "-c", _TAKE_STDIN, str(fd), *self._command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 pass_fds=(fd,), cwd=self._cwd, env=self._env, start_new_session=True,
             )  # fmt: skip
