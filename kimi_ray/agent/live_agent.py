@@ -115,9 +115,11 @@ class LiveAgent:
         self._on_outcome = on_outcome
         self._on_idle = on_idle
         self._model = spec.model
-        self._continuations: list[tuple[str, str]] = []
+        self._continuations: list[tuple[str, str, int]] = []
+        """Id, kind, and the seq at which it was asked for: prompts that were accepted before it run before it."""
         self._handled: dict[str, int | None] = {}
         self._signal: TurnSignal | None = None
+        self._current: list[str] = []
         self._driver: asyncio.Task[None] | None = None
         self._undurable: set[str] = set()
         self._untold: dict[str, Outcome] = {}
@@ -197,7 +199,7 @@ class LiveAgent:
             ended.append(record.prompt_id)
         self._settle_soon(ended)
         self.prompts.put_back(unheard)
-        self._continuations = [(prompt_id, "recovery") for prompt_id in continued]
+        self._continuations = [(prompt_id, "recovery", 0) for prompt_id in continued]
         if self._continuations or len(self.prompts):
             self._wake()
 
@@ -239,7 +241,7 @@ class LiveAgent:
             if spec.continuation:
                 if spec.prompt_id not in self._handled:
                     self._handled[spec.prompt_id] = None
-                    self._continuations.append((spec.prompt_id, "user"))
+                    self._continuations.append((spec.prompt_id, "user", self.journal.log.next_seq))
             else:
                 self.prompts.accept(spec)
         self._wake()
@@ -287,15 +289,22 @@ class LiveAgent:
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
         """Cancel a prompt, or all: the queued ones first, then the running turn. Returns the ids it hit."""
         hit = self.prompts.cancel_queued(prompt_id)
-        dropped = [entry for entry in self._continuations if prompt_id is None or entry[0] == prompt_id]
-        if self._signal is not None and (prompt_id is None or prompt_id in self.prompts.active):
-            hit.extend(self.prompts.active)
+        running = list(dict.fromkeys([*self.prompts.active, *self._current]))
+        if self._signal is not None and (prompt_id is None or prompt_id in running):
+            hit.extend(running)
             self._signal.stop("limit" if limit is not None else cause, limit=limit)
-        for entry in dropped:
-            self._continuations.remove(entry)
-            if self.prompts.get(entry[0]) is not None:
-                self.prompts.finish(entry[0], "cancelled")
-                hit.append(entry[0])
+        for entry in list(self._continuations):
+            members = [entry[0], *self.prompts.steered_into(entry[0])]
+            if prompt_id is None or prompt_id in members:
+                self._continuations.remove(entry)
+                hit.extend(members)
+                for member in members:
+                    if self.prompts.get(member) is not None:
+                        self.prompts.finish(member, "cancelled")
+                    else:
+                        # A continuation is nothing in the log before it runs.
+                        end = self._untold[member] = self._outcome(member, "cancelled", None, None)
+                        self._on_outcome(member, end)
         self._settle_soon([cancelled for cancelled in hit if self.prompts.is_final(cancelled)])
         return hit
 
@@ -401,6 +410,7 @@ class LiveAgent:
             if work is None:
                 break
             ids, turn_input = work
+            self._current = ids
             signal = self._signal = TurnSignal()
             if self._closed:
                 signal.stop("closed")
@@ -412,6 +422,7 @@ class LiveAgent:
                     reason = await self._loop.run(self._config(turn_input.prompts), turn_input, signal)
             finally:
                 self._signal = None
+                self._current = []
             if signal.fenced or self.failure is not None:
                 self.fence()
                 return
@@ -435,9 +446,10 @@ class LiveAgent:
                     await self._notices.settled()
                 self._waking = False
             for record in work.prompts if self._slots.prompt else ():
-                work.messages = await self._gates.admit(record, signal)
-                if work.messages is None:
+                messages = await self._gates.admit(record, signal)
+                if messages is None:
                     return False
+                work.messages = messages
         except TurnStopped:
             # Before its turn began, so as if it still stood in the queue.
             for record in work.prompts:
@@ -476,23 +488,24 @@ class LiveAgent:
                 self._on_outcome(prompt_id, outcome)
 
     def _next_work(self) -> tuple[list[str], TurnInput] | None:
-        if self._continuations:
-            prompt_id, why = self._continuations.pop(0)
+        if self._continuations and not self.prompts.waits_since(self._continuations[0][2]):
+            prompt_id, kind, _ = self._continuations.pop(0)
             record = self.prompts.get(prompt_id)
-            kind = "recovery" if why == "recovery" else "user"
             if record is None:
                 self.prompts.active = []
-                return [prompt_id], TurnInput([], kind, self._gates)
+                return [prompt_id], TurnInput([], kind, self._gates, [])
             self.prompts.active = [prompt_id, *self.prompts.steered_into(prompt_id)]
             # Interrupted before its message was in the log: the prompt runs from its start.
             heard = record.content is None or self._heard(prompt_id)
-            return [prompt_id], TurnInput([] if heard else [record], kind, self._gates)
+            if heard:
+                return [prompt_id], TurnInput([], kind, self._gates, [])
+            return [prompt_id], TurnInput([record], kind, self._gates, self._gates.say(record))
         record = self.prompts.start_next()
         if record is None:
             if self._closed or not self.inbox.wants_turn:
                 return None
-            return [], TurnInput([], self.inbox.kind, self._gates)
-        return [record.prompt_id], TurnInput([record], None, self._gates)
+            return [], TurnInput([], self.inbox.kind, self._gates, [])
+        return [record.prompt_id], TurnInput([record], None, self._gates, self._gates.say(record))
 
     def _heard(self, prompt_id: str) -> bool:
         return any(message["id"] == prompt_id for message in self.journal.log.messages())

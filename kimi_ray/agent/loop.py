@@ -17,7 +17,6 @@ from kimi_ray.agent.inbox import Inbox, Note
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.notices import Notices
-from kimi_ray.agent.prompts import user_message
 from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
 from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, TurnEnded, TurnStarted, TurnStopping
 from kimi_ray.agent.tool_runs import ToolRuns
@@ -75,8 +74,8 @@ class TurnInput:
     continuation: str | None
     """None, ``user``, ``recovery``, or the source kind of the note that began it."""
     joins: Joins
-    messages: list[dict[str, Any]] | None = None
-    """What the first step says to the model; None: the prompts and nothing else."""
+    messages: list[dict[str, Any]]
+    """The user messages of the first step."""
 
 
 class TurnLoop:
@@ -166,7 +165,7 @@ class TurnLoop:
 
     async def _steps(self, config: TurnConfig, work: TurnInput, signal: TurnSignal, turn: int) -> dict[str, Any]:
         journal, slots = self._journal, self._slots
-        say = work.messages if work.messages is not None else [user_message(prompt) for prompt in work.prompts]
+        say = work.messages
         if slots.turn_started:
             await self._tell_start(work, turn)
         self._meter.check_turn()

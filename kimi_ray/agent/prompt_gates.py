@@ -61,7 +61,7 @@ class PromptGates:
         """
         prompts = self._prompts
         if not self._slot:
-            return [user_message(record) for record in prompts.take_joining()]
+            return [message for record in prompts.take_joining() for message in self.say(record)]
         admitted: dict[str, list[dict[str, Any]]] = {}
         while unasked := [record for record in prompts.joining if record.prompt_id not in admitted]:
             record = unasked[0]
@@ -96,7 +96,9 @@ class PromptGates:
         if isinstance(gate, KimiRayError):
             self._prompts.finish(prompt_id, "failed", error=gate.to_data())
             return None
-        messages = [] if self._is_said(record) else [*gate.before, user_message(record)]
+        messages = self.say(record)
+        if messages:
+            messages[:0] = gate.before
         if gate.reason is None:
             return messages
         if not gate.before and messages:
@@ -115,8 +117,13 @@ class PromptGates:
         content = [self._journal.block(freeze(block)) for block in message["content"]]
         return {"id": new_message_id(), "role": "user", "content": content, "source": source}
 
-    def _is_said(self, record: PromptRecord) -> bool:
-        """Whether a life before this one was lost between the messages of a blocked prompt and its end."""
-        if record.seq >= self._journal.log.first_live_seq:
-            return False
-        return any(message["id"] == record.prompt_id for message in self._journal.log.messages())
+    def say(self, record: PromptRecord) -> list[dict[str, Any]]:
+        """The user message of a prompt that goes to the model now: none if an earlier life has said it.
+
+        That was lost between the messages of a blocked prompt and its end.
+        """
+        log = self._journal.log
+        earlier = record.seq < log.first_live_seq
+        if earlier and any(message["id"] == record.prompt_id for message in log.messages()):
+            return []
+        return [user_message(record)]

@@ -142,6 +142,10 @@ class Prompts:
             if record.state == "steered" and record.steered_into == prompt_id
         ]
 
+    def waits_since(self, seq: int) -> bool:
+        """Whether a prompt waits for its turn that was accepted before this seq."""
+        return bool(self._queue) and self._journal.fold.prompts[self._queue[0]].seq < seq
+
     def start_next(self) -> PromptRecord | None:
         """Take the head of the queue; it becomes active."""
         if not self._queue:

@@ -100,9 +100,7 @@ async def test_a_cancel_while_a_retry_waits_ends_the_turn_at_once() -> None:
     assert len(bench.of("llm/response")) == len(bench.of("llm/retry")) == 1
 
 
-async def test_a_prompt_that_comes_while_a_cancelled_turn_ends_runs_and_after_the_agents_end_none() -> (
-    None
-):
+async def test_a_prompt_that_comes_while_a_cancelled_turn_ends_runs_and_after_the_agents_end_none() -> None:
     bench = await streaming("spoken " * 10_000)
     bench.store.disk.clear()
     bench.agent.cancel("p0", "user")
@@ -251,3 +249,58 @@ async def test_an_agent_that_is_held_starts_nothing_and_what_waits_can_be_cancel
     assert (await bench.result("p0")).result.state == "cancelled"
     assert (await bench.result("p1")).result.state == "completed"
     assert len(bench.of("turn/start")) == 1
+
+
+async def test_a_continuation_is_cancelled_running_or_waiting_and_whoever_waits_for_it_hears_of_it() -> None:
+    async def model(_request: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    bench = AgentBench(model)
+    bench.submit("one")
+    for name in ("c0", "c1"):
+        bench.agent.submit((PromptSpec(name, continuation=True),))
+    await bench.until("request/header")
+    assert bench.agent.cancel("c1", "user") == ["c1"]
+    waiting = bench.agent.outcome("c1")
+    assert waiting is not None and waiting.result.state == "cancelled" and waiting.result.turn is None
+    assert bench.outcomes["c1"] == waiting
+    assert bench.agent.cancel("p0", "user") == ["p0"]
+    await bench.until("step/start", count=2)
+    assert bench.agent.cancel("c0", "user") == ["c0"]
+    async with asyncio.timeout(5):
+        while (outcome := bench.agent.outcome("c0")) is None:
+            await asyncio.sleep(0)
+    assert (outcome.result.state, outcome.result.turn) == ("cancelled", 1)
+    assert bench.types.count("turn/start") == 2
+
+
+async def test_continuations_and_prompts_run_in_the_order_in_which_they_were_asked_for() -> None:
+    bench = AgentBench(lambda _request: "ok")
+    bench.submit("one", "two")
+    bench.agent.submit((PromptSpec("c0", continuation=True),))
+    bench.submit("three")
+    await bench.result("p2")
+    turns = [(data["prompts"], data.get("continuation")) for data in bench.of("turn/start")]
+    assert turns == [(["p0"], None), (["p1"], None), ([], "user"), (["p2"], None)]
+
+
+async def test_a_turn_that_would_be_continued_is_cancelled_with_all_that_had_joined_it() -> None:
+    probe = Probe()
+    probe.release.clear()
+    bench = AgentBench([Step.call("Probe"), Step.call("Probe"), "never"], tools=(probe,))
+    bench.submit("one", "two", on_interrupt="continue")
+    async with asyncio.timeout(5):
+        await probe.started.wait()
+    bench.agent.prompts.steer(["p1"])
+    probe.release.set()
+    probe.release = asyncio.Event()
+    await bench.until("tool/call", count=2)
+    again = AgentBench(["never"], events=bench.events)
+    again.agent.revive()
+    assert again.agent.cancel("p1", "user") == ["p0", "p1"]
+    assert (await again.result("p0")).result.state == "cancelled"
+    assert (await again.result("p1")).result.state == "cancelled"
+    assert again.types.count("turn/start") == 1
+    probe.release.set()
+    await bench.agent.close()
