@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from kimi_ray.agent.rollout import RolloutContext
     from kimi_ray.agent.specs import PromptResult
+    from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
     from kimi_ray.app import IndexStatus, SessionList, SessionPage, SessionSummary, WorkspaceEntry, WorkspaceList
     from kimi_ray.config import RuntimeConfig
     from kimi_ray.errors import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from kimi_ray.session_lifecycle import ArchiveResult
     from kimi_ray.settings import Item, Limits, Profile, Sampling, Usage, Workdir
     from kimi_ray.store import ReadStore, Stream, open_store
+    from kimi_ray.subagent_handle import SubagentHandle
     from kimi_ray.swarm_handle import SwarmHandle
     from kimi_ray.sync import run_sync
     from kimi_ray.tools import ToolContext, ToolOutput
@@ -105,6 +107,9 @@ _HOMES = {
     "StepStarting": "agent.slots",
     "StoreError": "errors",
     "Stream": "store",
+    "SubagentHandle": "subagent_handle",
+    "SubagentResult": "agent.subagents",
+    "SummaryPolicy": "agent.subagents",
     "SwarmHandle": "swarm_handle",
     "SwarmProgress": "hosts.swarm_words",
     "SwarmReport": "runs",
@@ -173,6 +178,9 @@ __all__ = [
     "StepStarting",
     "StoreError",
     "Stream",
+    "SubagentHandle",
+    "SubagentResult",
+    "SummaryPolicy",
     "SwarmHandle",
     "SwarmProgress",
     "SwarmReport",

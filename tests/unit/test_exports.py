@@ -12,8 +12,8 @@ Agent AgentAwake AgentError AgentEvent AgentLeaving AgentSlots ArchiveResult Chi
 Feature HookSlot IndexStatus Item KimiRayError LifecycleScope Limits LogError Pending Profile PromptGate PromptHandle
 PromptQueued PromptResult ProviderError ReadStore RequestFailed ResolvedModel ResultRow RolloutContext RunError Runtime
 RuntimeConfig RuntimeFault Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary StepStarting StoreError
-Stream SwarmHandle SwarmProgress SwarmReport TaskChanged ToolContext ToolDone ToolError ToolGate ToolOutput TurnEnded
-TurnStarted TurnStopping Usage Workdir Workspace WorkspaceEntry WorkspaceList __version__ open_store run_sync tool
+Stream SubagentHandle SubagentResult SummaryPolicy SwarmHandle SwarmProgress SwarmReport TaskChanged ToolContext ToolDone
+ToolError ToolGate ToolOutput TurnEnded TurnStarted TurnStopping Usage Workdir Workspace WorkspaceEntry WorkspaceList __version__ open_store run_sync tool
 """.split()
 
 
