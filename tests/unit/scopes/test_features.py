@@ -12,7 +12,7 @@ import pytest
 import typer
 from dishka import Provider, provide
 
-from kimi_ray import ConfigError, Feature, KimiRayError, LifecycleScope, Profile, Runtime, ToolError
+from kimi_ray import AgentSlots, ConfigError, Feature, KimiRayError, LifecycleScope, Profile, Runtime, ToolError
 from kimi_ray.agent.journal import Journal
 from kimi_ray.cli.app import run_command
 from kimi_ray.config import RuntimeConfig
@@ -409,3 +409,23 @@ def test_features_come_by_entry_point_once_each(tmp_path: Path, monkeypatch: pyt
         loaded = load_features(RuntimeConfig(home=str(tmp_path / "home"), features=named))
         assert [type(feature) for feature in loaded].count(Weather) == 1
     assert "weatherman" in loaded.profiles and "weather/asked" in loaded.catalog
+
+
+def test_the_page_s_first_example_is_a_feature() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "features.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    space: dict[str, Any] = {}
+    exec(code, space)
+    loaded = Features([space["RulesFeature"]()])
+    own = host_services()
+    assemble([*own, *loaded.services(own)], {}, loaded.asked())
+    slots = AgentSlots()
+    space["HouseRules"](slots)
+    assert slots.tool.handlers == ("house rules",)
+
+
+def test_the_page_names_every_slot_and_every_method() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "features.md").read_text()
+    assert [name for name in AgentSlots.__slots__ if f"`{name}`" not in page] == []
+    methods = [name for name, value in vars(Feature).items() if callable(value) and not name.startswith("_")]
+    assert [name for name in methods if f"`{name}()`" not in page] == []
