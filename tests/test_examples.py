@@ -51,6 +51,15 @@ def test_own_tool(tmp_path: Path) -> None:
     assert 'measure {"path":"own_tool.py","unit":"lines"}' in out
 
 
+def test_custom_rollout(tmp_path: Path) -> None:
+    out = run("custom_rollout.py", cwd=tmp_path)
+    assert out.splitlines() == [
+        "2 + 3: completed, {'value': 5, 'tries': 1}, scores {'right': 1.0, 'tries': 1}",
+        "20 + 22: completed, {'value': None, 'tries': 3}, scores {'right': 0.0}",
+        "7 + 8: completed, {'value': 15, 'tries': 2}, scores {'right': 1.0, 'tries': 2}",
+    ]
+
+
 def test_own_feature(tmp_path: Path) -> None:
     out = run("own_feature.py", cwd=tmp_path)
     assert out.splitlines() == ["sold 2 apple, 3 left", "The shop does not sell what it does not have."]
