@@ -143,15 +143,20 @@ class LimitMeter:
         return self._work_began
 
     @contextmanager
-    def resting(self, signal: TurnSignal) -> Generator[None]:
-        """Waiting inside working time that is no work: for the limiter, for another attempt."""
+    def resting(self, signal: TurnSignal, planned_s: float | None = None) -> Generator[None]:
+        """Waiting inside working time that is no work: for the limiter, for another attempt.
+
+        With ``planned_s`` no more than that counts as rest: what a busy process adds to a sleep is not in the sums of
+        waits either.
+        """
         since = time.monotonic()
         self._disarm()
         try:
             yield
         finally:
             self._arm(signal, since - self._work_began - self._rested_s)
-            self._rested_s += time.monotonic() - since
+            rested = time.monotonic() - since
+            self._rested_s += rested if planned_s is None else min(rested, planned_s)
 
     def end_work(self, began: float | None = None) -> int:
         """Working time pauses; returns the milliseconds of work since ``began``."""

@@ -143,7 +143,7 @@ class Requester:
                 )
                 self._progress.retries += 1
                 self._progress.enter("retry")
-                with self._meter.resting(signal), signal.interruptible():
+                with self._meter.resting(signal, delay_ms / 1000), signal.interruptible():
                     await asyncio.sleep(delay_ms / 1000)
                 self._progress.enter("model")
                 continue
