@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kimi_ray.agent.rollout import RolloutContext
     from kimi_ray.agent.slots import (
         AgentAwake,
         AgentLeaving,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         TurnStarted,
         TurnStopping,
     )
-    from kimi_ray.agent.rollout import RolloutContext
     from kimi_ray.agent.specs import PromptResult
     from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
     from kimi_ray.app import IndexStatus, SessionList, SessionPage, SessionSummary, WorkspaceEntry, WorkspaceList
