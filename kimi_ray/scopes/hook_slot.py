@@ -57,13 +57,13 @@ class HookSlot(Generic[E]):
             after: The handler to come after.
 
         Raises:
-            ConfigError: ``config.hook_order`` for both at once, or for an anchor that is not there.
+            ConfigError: ``config.hook_order`` for both at once, or for an anchor that is not there or is itself.
         """
         entry = _Entry(name, handler)
         entries = list(self._entries)
         names = self.handlers
         anchor = before if before is not None else after
-        if (before is not None and after is not None) or (anchor is not None and anchor not in names):
+        if (before is not None and after is not None) or (anchor is not None and anchor not in {*names} - {name}):
             raise ConfigError(
                 f"the handler {name!r} cannot be placed in the slot {self.name}: before={before!r}, after={after!r}",
                 code="config.hook_order",
