@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from kimi_ray import AgentError, ConfigError, Limits, Profile, PromptHandle, Runtime, Session, Workdir
-from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
+from kimi_ray.agent.slots import AgentSlots, ChildEnded, ChildStarting
+from kimi_ray.agent.subagents import SubagentResult, Subagents, SummaryPolicy
+from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
 from kimi_ray.llm.script import Step
+from kimi_ray.store.seam import Stream
 from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
 
 ASKS = Profile(name="asks", system_prompt="You ask others.", tools=("Agent", "Read"), subagents=("coder", "asks"))
@@ -488,3 +491,130 @@ def test_results_are_plain_data() -> None:
 
     result = SubagentResult("agent-1", "coder", "completed", "x")
     assert pickle.loads(pickle.dumps(result)) == result
+
+
+# -- by the port, as AgentSwarm and hooks use it
+
+
+class Port:
+    """An agent's ``Subagents`` and slots, taken from its host's scope."""
+
+    @classmethod
+    async def of(cls, runtime: Runtime, session: Session) -> tuple[Subagents, AgentSlots]:
+        (name,) = await holders(runtime, session.id, "main")
+        host = cluster_of(runtime)._held[name].core
+        assert isinstance(host, AgentHost)
+        scope = host._scopes._scopes[Stream(session.id, "main")]
+        return await scope.get(Subagents), await scope.get(AgentSlots)
+
+
+async def test_a_limited_child_goes_on_without_a_new_message(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        subagents, _ = await Port.of(runtime, session)
+        agent_id = await subagents.spawn(subagents.plan(), labels={"swarmItem": "x"}, call_id="c")
+        assert await subagents.labels_of(agent_id) == {"swarmItem": "x", "parent_agent_id": "main"}
+        limited = Step.error("provider.rate_limit", 429, 1)
+        stage.faults["look"] = [limited] * 50
+        begun: list[bool] = []
+        result = await subagents.run(agent_id, "look", will_retry=True, on_started=lambda: begun.append(True))
+        assert (result.status, result.rate_limited, result.started, begun) == ("failed", True, True, [True])
+        stage.faults["look"].clear()
+        again = await subagents.run(agent_id, None, will_retry=True)
+        assert (again.status, again.text) == ("completed", "did look")
+        words = [kind for kind, _ in await told(session)]
+        assert words == [f"subagent/{w}" for w in ("spawned", "started", "suspended", "started", "completed")]
+        users = [m for m in stage.requests[-1].messages if m["role"] == "user"]
+        assert len(users) == 1, "the task is there once"
+
+
+async def test_slots_around_a_child(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        subagents, slots = await Port.of(runtime, session)
+        seen: list[Any] = []
+
+        async def starting(child: ChildStarting) -> None:
+            seen.append((child.agent_id, child.profile, child.prompt, child.first))
+            if child.first:
+                child.before.append("mind the gap")
+
+        async def ended(child: ChildEnded) -> None:
+            seen.append((child.agent_id, child.response))
+
+        slots.child_starting.register("t", starting)
+        slots.child_ended.register("t", ended)
+        agent_id = await subagents.spawn(subagents.plan())
+        await subagents.run(agent_id, "look")
+        assert stage.prompt(stage.requests[-1]) == "mind the gap\n\nlook"
+        await subagents.run(agent_id, "more")
+        assert stage.prompt(stage.requests[-1]) == "more"
+        assert seen == [
+            (agent_id, "coder", "look", True),
+            (agent_id, "did mind the gap\n\nlook"),
+            (agent_id, "coder", "more", False),
+            (agent_id, "did more"),
+        ]
+
+        async def failing(child: ChildStarting) -> None:
+            raise AgentError("not now", code="prompt.blocked")
+
+        slots.child_starting.register("t", failing)
+        result = await subagents.run(agent_id, "third")
+        assert result.status == "failed" and result.error is not None and result.error["code"] == "prompt.blocked"
+        assert not result.started and len(stage.requests) == 2
+
+
+async def test_cancel_and_signal_end_a_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        subagents, _ = await Port.of(runtime, session)
+        first, second = [await subagents.spawn(subagents.plan()) for _ in range(2)]
+        stage.gate.clear()
+        signal = asyncio.Event()
+        runs = [
+            asyncio.create_task(subagents.run(first, "a")),
+            asyncio.create_task(subagents.run(second, "b", signal=signal)),
+        ]
+        await stage.until_running(2)
+        with pytest.raises(AgentError) as refused:
+            await subagents.run(first, "c")
+        assert refused.value.code == "agent.already_running"
+        await subagents.cancel(first)
+        signal.set()
+        assert [result.status for result in await asyncio.gather(*runs)] == ["cancelled", "cancelled"]
+        await subagents.cancel(first)  # nothing to do
+
+
+async def test_children_that_rest_sleep_and_wake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kimi_ray.hosts.subagent_watch._IDLE_KEPT", 2)
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        for number in range(4):
+            await session.run_subagent(f"p{number}")
+
+        async with asyncio.timeout(10):
+            while {row["agent_id"] for row in await session.agents() if row["live"]} != {"main", "agent-3", "agent-4"}:
+                await asyncio.sleep(0.02)
+        result = await session.run_subagent("more", resume="agent-1")
+        assert result.text == "did more"
+        heard = "".join(str(message["content"]) for message in stage.requests[-1].messages)
+        assert "did p0" in heard
+
+
+async def test_a_background_child_tells_when_it_has_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model, profile="agent")
+        stage.faults["go"] = [ask("look", run_in_background=True)]
+        stage.faults["look"] = [Step(text=LONG)]
+        assert (await (await session.main.submit("go")).result()).state == "completed"
+        assert "automatic_notification: true" in (await results(session))[0]
+
+        async def notified() -> bool:
+            return any("task.completed" in str(m["content"]) for m in await session.main.messages())
+
+        async with asyncio.timeout(10):
+            while not await notified():
+                await asyncio.sleep(0.02)
+        assert (await told(session))[0][1]["background"] is True
+        assert (await told(session))[-1][0] == "subagent/completed"
