@@ -229,7 +229,8 @@ class AgentHooks:
     async def _leaving(self, event: AgentLeaving) -> None:
         if self._is_main:
             await self._session.close()
-            await self._tell("SessionEnd", event.reason, {"reason": event.reason})
+            reason = "exit" if event.reason == "closed" else event.reason
+            await self._tell("SessionEnd", reason, {"reason": reason})
         if self._pending:
             await asyncio.wait(self._pending, timeout=self._leaving_s)
             await self.close()
