@@ -92,9 +92,7 @@ class TaskService:
         self._closed = False
         # the work of a rollout or a subagent is over with its prompt: nobody waits for what a later turn would say
         self._wakes = journal.log.header.run_id is None and journal.log.header.origin != "subagent"
-        names = spec.profile.tools
-        self.offered = all(any(fnmatchcase(tool, name) for name in names) for tool in FOLLOWING)
-        """Whether the agent has the tools to follow tasks."""
+        self._tools = spec.profile.tools
         self._lost = [record for record in self._records.values() if record.status == "running"]
         """What a life before this one left running."""
         self._tell_of_before()
@@ -102,9 +100,11 @@ class TaskService:
             # nothing can be appended yet; a fork's first life is not told that it wakes, but its steps begin
             slots.awake.register("tasks", self._on_awake)
             slots.step.register("tasks", self._on_step)
-        # before those whose handlers may take long: what runs has to end in time to be in the log
-        others = slots.leaving.handlers
-        slots.leaving.register("tasks", self._on_leaving, before=others[0] if others else None)
+
+    @property
+    def offered(self) -> bool:
+        """Whether the agent has the tools to follow tasks."""
+        return all(any(fnmatchcase(tool, name) for name in self._tools) for tool in FOLLOWING)
 
     # -- starting and ending -----------------------------------------------------------------------------------------
 
@@ -137,6 +137,7 @@ class TaskService:
         """Begin a task; see ``BackgroundTasks.start``. A ``timeout_s`` of 0 is kept in the log and bounds nothing."""
         self.mend()
         self.check_room()
+        self._leave_in_time()
         task_id = self._new_id(kind)
         data: dict[str, Any] = {"task_id": task_id, "kind": kind, "description": description}
         data |= {key: value for key, value in (("agent_id", agent_id), ("timeout_s", timeout_s)) if value is not None}
@@ -396,6 +397,12 @@ class TaskService:
 
     async def _on_step(self, _event: StepStarting) -> None:
         self.mend()
+
+    def _leave_in_time(self) -> None:
+        """Be told when the agent leaves, before those whose handlers may take long: an end has to be in the log."""
+        leaving = self._slots.leaving
+        if "tasks" not in leaving.handlers:
+            leaving.register("tasks", self._on_leaving, before=leaving.handlers[0] if leaving else None)
 
     async def _on_leaving(self, _event: AgentLeaving) -> None:
         await self.close()

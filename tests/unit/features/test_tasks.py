@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.agent.background import BackgroundTasks, TaskEnd
-from kimi_ray.agent.slots import AgentAwake, StepStarting, TaskChanged
+from kimi_ray.agent.slots import AgentAwake, AgentLeaving, StepStarting, TaskChanged
 from kimi_ray.agent.task_fold import KEPT
 from kimi_ray.errors import AgentError, ToolError
 from kimi_ray.features.tasks import service
@@ -412,3 +412,17 @@ def test_a_million_tiny_writes_stay_small() -> None:
     for _ in range(20_000):
         ring.write("x")
     assert len(ring._parts) <= 1 << 12 and ring.tail(5) == "xxxxx"
+
+
+async def test_who_has_no_task_costs_nothing_at_its_end_and_who_has_leaves_before_others(desk: Desk) -> None:
+    order: list[str] = []
+
+    async def other(_event: AgentLeaving) -> None:
+        order.append(desk.tasks.get(task_id).status)
+
+    assert not desk.slots.leaving and not desk.slots.awake and not desk.slots.step
+    desk.slots.leaving.register("other", other)
+    task_id = desk.tasks.start("agent", "x", Work())
+    assert desk.slots.leaving.handlers == ("tasks", "other")
+    await desk.slots.leaving.run(AgentLeaving("closed"))
+    assert order == ["killed"]
