@@ -18,7 +18,7 @@ from kimi_ray.features.swarm import launch_plan
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.runtime import Runtime
-from kimi_ray.settings import Profile
+from kimi_ray.settings import Limits, Profile
 from tests.unit.runtime_fixtures import MODULE, running
 
 LEAD = Profile(name="lead", tools=("AgentSwarm", "Glob"), subagents=("coder", "explore"))
@@ -63,7 +63,7 @@ def swarm(**arguments: Any) -> Step:
 
 def outcomes(result: str) -> list[tuple[dict[str, str], str]]:
     """The attributes and text of each subagent."""
-    found = re.findall(r"^<subagent ([^>]*)>(.*)</subagent>$", result, re.MULTILINE)
+    found = re.findall(r"^<subagent ([^>]*)>(.*?)</subagent>$", result, re.MULTILINE | re.DOTALL)
     return [(dict(re.findall(r'(\w+)="([^"]*)"', attributes)), text) for attributes, text in found]
 
 
@@ -96,7 +96,7 @@ async def test_a_swarm_of_twelve_and_the_failed_ones_after_a_restart(tmp_path: P
         found = outcomes(text)
         assert [attributes["item"] for attributes, _ in found] == ITEMS
         agents = [attributes["agent_id"] for attributes, _ in found]
-        assert len(set(agents)) == 12
+        assert agents == [f"agent-{n}" for n in range(1, 13)]
         for (attributes, said), item in zip(found, ITEMS, strict=True):
             if item in ("item-3", "item-7"):
                 assert (attributes["outcome"], attributes["state"]) == ("failed", "started")
@@ -112,7 +112,7 @@ async def test_a_swarm_of_twelve_and_the_failed_ones_after_a_restart(tmp_path: P
         assert counts["subagent/spawned"] == 12 and counts["subagent/completed"] == 10
         assert counts["subagent/suspended"] == 1 and counts["subagent/failed"] == 2
         spawned = [event.data for event in events if event.type == "subagent/spawned"]
-        assert {data["description"] for data in spawned} == {f"Review #{n} (coder)" for n in range(1, 13)}
+        assert [data["description"] for data in spawned] == [f"Review #{n} (coder)" for n in range(1, 13)]
         assert {data["call_id"] for data in spawned} == {
             event.data["call_id"] for event in events if event.type == "tool/call"
         }
@@ -214,3 +214,88 @@ async def test_explorers_are_told_of_the_repository_once_and_swarms_of_programs_
         play.prompts.clear()
         await session.swarm("{{item}}", ["x", "y"], profile="explore")
         assert sorted(prompt for _, prompt in play.prompts) == ["x", "y"]
+
+
+async def test_forks_begin_with_what_was_said(tmp_path: Path) -> None:
+    async with running(tmp_path, models=MODELS) as (runtime, _, _):
+        play = Play()
+        seen: dict[str, list[str]] = {}
+
+        async def answer(request: ChatRequest) -> Step:
+            if request.agent_id != "main":
+                texts = [block.get("text", "") for message in request.messages for block in message["content"]]
+                seen[str(request.agent_id)] = texts
+            return await play.answer(request)
+
+        sys.modules[MODULE].answer = answer  # type: ignore[attr-defined]
+        play.main = [swarm(prompt_template="Now {{item}}", items=["a", "b"], fork=True), Step(text="ok")]
+        session = await runtime.workspace(tmp_path / "work").create_session(model="m", profile=LEAD)
+        assert (await (await session.main.submit("the secret is 7")).result(30)).text == "ok"
+        assert "<summary>completed: 2</summary>" in play.results[-1]
+        assert len(seen) == 2
+        for texts, item in zip(seen.values(), ("a", "b"), strict=True):
+            assert "the secret is 7" in texts and texts[-1].endswith(f"\n\nNow {item}")
+        (text,) = [text for text in play.results if "agent_swarm_result" in text]
+        assert [attributes["item"] for attributes, _ in outcomes(text)] == ["a", "b"]
+
+
+async def test_the_time_of_a_subagent_ends_it_alone(tmp_path: Path) -> None:
+    async with running(tmp_path, models=MODELS, subagent_timeout_s=0.3) as (runtime, _, _):
+        play = Play()
+        play.child = lambda _, prompt: Step(text="late", latency_s=30 if prompt.endswith("slow") else 0)
+        play.main = [swarm(prompt_template="Be {{item}}", items=["quick", "slow"]), Step(text="ok")]
+        session = await runtime.workspace(tmp_path / "work").create_session(model="m", profile=LEAD)
+        await (await session.main.submit("go")).result(30)
+        (first, second) = outcomes(play.results[-1])
+        assert first[0]["outcome"] == "completed"
+        assert second == (
+            {"agent_id": "agent-2", "item": "slow", "state": "started", "outcome": "failed"},
+            "Subagent timed out.",
+        )
+        failed = [event.data async for event in session.main.events() if event.type == "subagent/failed"]
+        assert [(data["agent_id"], data["error"]["code"]) for data in failed] == [("agent-2", "agent.timed_out")]
+
+
+async def test_the_limits_of_the_session_bound_a_swarm_and_all_its_tasks_have_results(
+    tmp_path: Path, fast: None
+) -> None:
+    async with running(tmp_path, models=MODELS) as (runtime, _, _):
+        play = Play()
+        play.child = lambda _, prompt: Step(text=f"did {prompt}", latency_s=0.05)
+        play.main = [swarm(prompt_template="Do {{item}}", items=ITEMS), Step(text="never")]
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model="m", profile=LEAD, limits=Limits(max_steps=6)
+        )
+        result = await (await session.main.submit("go")).result(60)
+        assert (result.state, result.stop) == ("failed", "limit:max_steps"), result
+        events = [event async for event in session.main.events()]
+        (text,) = [
+            event.data["message"]["content"][0]["content"][0]["text"] for event in events if event.type == "tool/result"
+        ]
+        counted = Counter(attributes["outcome"] for attributes, _ in outcomes(text))
+        assert sum(counted.values()) == 12 and 1 <= counted["completed"] <= 5 + 5
+        assert len(play.prompts) <= 6 + 5
+
+
+async def test_a_swarm_below_a_swarm(tmp_path: Path) -> None:
+    lead = LEAD.model_copy(update={"subagents": ("agent",)})
+    async with running(tmp_path, models=MODELS, max_delegation_depth=2) as (runtime, _, _):
+        play = Play()
+
+        def child(agent_id: str, prompt: str) -> Step:
+            if len(prompt.split()) == 2:
+                if sum(who == agent_id for who, _ in play.prompts) == 1:
+                    return swarm(prompt_template=f"{prompt} {{{{item}}}}", items=["x", "y"])
+                return Step(text=f"led {prompt}")
+            return Step(text=f"did {prompt}")
+
+        play.child = child
+        play.main = [
+            swarm(prompt_template="Lead {{item}}", items=["a", "b"], subagent_type="agent"),
+            Step(text="ok"),
+        ]
+        session = await runtime.workspace(tmp_path / "work").create_session(model="m", profile=lead)
+        await (await session.main.submit("go")).result(60)
+        assert [text for _, text in outcomes(play.results[-1])] == ["led Lead a", "led Lead b"]
+        leaves = [prompt for _, prompt in play.prompts if len(prompt.split()) == 3]
+        assert sorted(leaves) == ["Lead a x", "Lead a y", "Lead b x", "Lead b y"]

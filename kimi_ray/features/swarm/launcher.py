@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.subagents import SubagentPlan, Subagents
 from kimi_ray.errors import AgentError, KimiRayError, error_from_data
@@ -30,6 +32,7 @@ class SubagentLauncher:
         self._plan = plan
         self._call_id = call_id
         self._timeout_s = timeout_s
+        self._making = asyncio.Lock()
 
     async def launch(self, attempt: Attempt) -> str:
         """See ``Launcher.launch``."""
@@ -65,6 +68,7 @@ class SubagentLauncher:
         if self._plan is None:
             raise AssertionError("a new subagent without a plan")
         labels = {} if task.item is None else {ITEM_LABEL: task.item}
-        return await self._subagents.spawn(
-            self._plan, description=task.description, labels=labels, call_id=self._call_id
-        )
+        async with self._making:  # one after the other, so that the same call gives each item the same agent id
+            return await self._subagents.spawn(
+                self._plan, description=task.description, labels=labels, call_id=self._call_id
+            )

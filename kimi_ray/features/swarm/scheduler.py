@@ -19,7 +19,7 @@ from kimi_ray.features.swarm.launch_plan import LaunchPlan
 Status = Literal["completed", "failed", "aborted"]
 State = Literal["started", "not_started"]
 
-RATE_LIMIT = "provider.rate_limit"
+RATE_LIMIT = "rate_limit"
 TIMED_OUT = "Subagent timed out."
 SUSPENDED = "Provider rate limit; subagent requeued for retry."
 INTERRUPTED = "This subagent batch was interrupted before this subagent finished."
@@ -81,7 +81,7 @@ class Launcher(Protocol):
         """Run an attempt to its end and give the answer; a cancelled call ends the subagent's turn.
 
         Raises:
-            KimiRayError: it failed; ``provider.rate_limit`` of one that began is tried again, with the same agent.
+            KimiRayError: it failed; one of the class ``rate_limit`` that began is tried again, with the same agent.
         """
         ...
 
@@ -231,7 +231,7 @@ class SwarmScheduler:
             self._give_up(running, AgentError(TIMED_OUT, code="agent.timed_out"))
         else:
             agent_id, failure = running.attempt.agent_id, as_error(error)
-            if failure.code != RATE_LIMIT or agent_id is None:
+            if failure.error_class != RATE_LIMIT or agent_id is None:
                 self._finish(running, "failed", failure.message)
             elif self._plan.limited(running.index, now):
                 self._agents[running.index] = agent_id

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kimi_ray.features.swarm import Attempt
 from kimi_ray.features.swarm.launch_plan import INITIAL_LAUNCHES, LAUNCH_INTERVAL_MS
-from kimi_ray.features.swarm.scheduler import RATE_LIMIT, TIMED_OUT
+from kimi_ray.features.swarm.scheduler import TIMED_OUT
 from tests.unit.features.swarm_stage import Played, Show, Stage, settle
 
 TIMEOUT_MS = 40_000
@@ -134,7 +134,7 @@ class SwarmMachine(RuleBasedStateMachine):
                 assert (result.state == "started") == (result.agent_id is not None)
         if not self.interrupted:
             assert all(result.status != "aborted" for result in results)
-        given_up = [agent_id for agent_id, code in show.stage.gave_up if code == RATE_LIMIT]
+        given_up = [agent_id for agent_id, code in show.stage.gave_up if code == "provider.rate_limit"]
         assert len(given_up) == len(set(given_up))
 
 
