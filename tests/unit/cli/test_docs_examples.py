@@ -1,0 +1,98 @@
+"""What ``docs/rollouts.md`` and ``docs/mcp.md`` tell a new user to write and type works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kimi_ray.llm import ChatRequest, Step
+from kimi_ray.runs import read_rows
+from tests.unit.cli.conftest import Cli
+
+DOCS = Path(__file__).parents[3] / "docs"
+MODEL = "scripted:tests.unit.cli.test_docs_examples:answer"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def answer(request: ChatRequest) -> Step | str:
+    """Calls the one tool that it has, then says what it gave."""
+    last = request.messages[-1]["content"][0]
+    if last["type"] == "tool-result":
+        return f"it is {last['content'][0]['text']}"
+    tools = [tool.name for tool in request.tools]
+    if "mcp__clock__now" in tools:
+        return Step.call("mcp__clock__now", {})
+    if tools == ["final_answer"]:
+        return Step.call("final_answer", {"label": "bug", "why": "it says so"})
+    return "42"
+
+
+@pytest.fixture
+def importable(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("solve", "judge"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(place))
+    return place
+
+
+def test_the_first_rollout_function(cli: Cli, importable: Path) -> None:
+    code = blocks("rollouts.md", "python")[0]
+    assert code.startswith("# solve.py")
+    (importable / "solve.py").write_text(code)
+    items = [{"question": "6 * 7?", "answer": "42"}, {"question": "?", "answer": "0"}]
+    (importable / "questions.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (command,) = [line for line in blocks("rollouts.md", "sh")[0].splitlines() if "solve:rollout" in line]
+    assert command == "kimi-ray swarm 'Solve: {{question}}' --items questions.jsonl --rollout solve:rollout"
+    said = ("swarm", "Solve: {{question}}", "--items", "questions.jsonl", "--rollout", "solve:rollout", "--out", "run")
+    result = cli(*said, "--model", MODEL, "--in-process", "--profile", "bare")
+    assert result.code == 0, result.err
+    rows = read_rows("run")
+    assert [row.scores for row in rows] == [{"exact": 1.0}, {"exact": 0.0}]
+    assert rows[0].output == {"first": "42", "last": "42"}
+
+
+def test_the_checked_answer(cli: Cli, importable: Path) -> None:
+    model = next(code for code in blocks("rollouts.md", "python") if "class Verdict" in code)
+    definition = model[: model.index("report =")]
+    (importable / "judge.py").write_text(f"from typing import Literal\n{definition}")
+    (importable / "files.txt").write_text("one.py\n")
+    said = ("swarm", "Judge {{item}}", "--items", "files.txt", "--output-schema", "judge:Verdict", "--out", "run")
+    result = cli(*said, "--model", MODEL, "--in-process", "--profile", "bare")
+    assert result.code == 0, result.err
+    assert read_rows("run")[0].output == {"label": "bug", "why": "it says so"}
+
+
+def test_the_clock_server(cli: Cli, importable: Path, home: Path) -> None:
+    server = next(code for code in blocks("mcp.md", "python") if "clock_server.py" in code)
+    table = next(text for text in blocks("mcp.md", "toml") if "mcp_servers.clock" in text)
+    assert 'command = ["python", "clock_server.py"]' in table
+    (importable / "clock_server.py").write_text(server)
+    home.mkdir(parents=True)
+    python = json.dumps([sys.executable, "clock_server.py"])
+    (home / "config.toml").write_text(table.replace('["python", "clock_server.py"]', python))
+    result = cli("run", "What time is it?", "--tools", "mcp__clock__now", "--model", MODEL, "--address", "in-process")
+    assert result.code == 0, result.err
+    assert re.search(r"it is \d{4}-\d\d-\d\dT", result.out), result.out + result.err
+
+
+def test_every_key_of_a_server_is_told() -> None:
+    from kimi_ray.settings import McpServer
+
+    page = (DOCS / "mcp.md").read_text()
+    assert [name for name in McpServer.model_fields if f"| `{name}` |" not in page] == []
+
+
+def test_everything_that_a_rollout_is_given_is_told() -> None:
+    from kimi_ray.agent.rollout import RolloutAgent, RolloutContext
+
+    page = (DOCS / "rollouts.md").read_text()
+    given = [name for name in RolloutContext.__slots__ if not name.startswith("_")]
+    methods = [name for kind in (RolloutContext, RolloutAgent) for name in vars(kind) if not name.startswith("_")]
+    assert [name for name in {*given, *methods} if f"`{name}" not in page] == []
