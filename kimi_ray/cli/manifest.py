@@ -24,6 +24,7 @@ _TITLES = {
         "Events",
         "What a log may hold, and what each carries (\\*: always). Every payload may have `imported` besides.",
     ),
+    "features": ("Features", "What is loaded, in the order of its handlers; see [features.md](features.md)."),
     "services": ("Services", "What the containers of a host build, by scope; a Feature's constructors may name them."),
     "state": ("State", "What is kept, by scope: of a home, of a session (`state.json`), of an agent (from its log)."),
     "tools": ("Tools", "What models can call, as they are told of it."),
@@ -41,7 +42,7 @@ def manifest(
     markdown: Annotated[bool, typer.Option("--markdown", help="As docs/reference.md has it.")] = False,
     home: Home = None,
 ) -> None:
-    """What kimi-ray is made of, from its code: events, services, state, tools, slots, hooks, errors, config, commands.
+    """What kimi-ray is made of, from its code: events, services, state, tools, slots, error codes, settings, flags.
 
     Features count: those that are installed, and those that the settings name. With --json: an object of the sections.
     """
@@ -123,13 +124,14 @@ _INNER = {"events": "fields", "tools": "parameters", "slots": "fields", "command
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "fields": ("name", "type", "doc"),
     "flags": ("name", "type", "default", "doc"),
+    "features": ("name", "class", "tools", "profiles", "events", "commands", "services", "doc"),
     "services": ("scope", "name", "doc", "needs", "where"),
     "state": ("scope", "of", "name", "type", "doc"),
     "hooks": ("name",),
     "errors": ("name",),
     "config": ("name", "type", "default", "doc"),
 }
-_AS_CODE = frozenset({"name", "type", "default", "needs"})
+_AS_CODE = frozenset({"name", "type", "default", "needs", "class", "tools", "profiles", "commands", "services"})
 
 
 def _about(section: str, row: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What kimi-ray is made of, read from the code itself: events, services, state, tools, slots, codes, settings, flags.
+"""What kimi-ray is made of, from the code: events, Features, services, state, tools, slots, codes, settings, flags.
 
 Plain JSON in an order that depends on the code alone. Nothing here is a second list of anything.
 """
@@ -49,6 +49,32 @@ def event_facts(features: Features) -> Rows:
         }
         for entry in features.catalog
     ]
+
+
+def feature_facts(features: Features) -> Rows:
+    """Every Feature that is loaded, in the order of its handlers, with what it brings by name."""
+    from kimi_ray.scopes import provided_by, service_name
+
+    found: Rows = []
+    for feature in features:
+        kind = type(feature)
+        services = {service_name(one) for provider in feature.services() for one in provided_by(provider)}
+        brings = {
+            "tools": [*feature.tools(), *(f"{prefix}*" for prefix in feature.tool_prefixes())],
+            "profiles": [profile.name for profile in feature.profiles()],
+            "events": [entry.name for entry in feature.event_types()],
+            "commands": list(feature.commands()),
+            "services": sorted({*services, *map(service_name, (*feature.on_session(), *feature.on_agent()))}),
+        }
+        found.append(
+            {
+                "name": feature.name,
+                "class": f"{kind.__module__}:{kind.__qualname__}",
+                **brings,
+                "doc": _first(kind.__doc__),
+            }
+        )
+    return found
 
 
 def service_facts(features: Features) -> Rows:
@@ -396,6 +422,7 @@ def sections(features: Features, settings: Mapping[str, Any], *, of_features: bo
     """
     return {
         "events": lambda: event_facts(features),
+        "features": lambda: feature_facts(features),
         "services": lambda: service_facts(features),
         "state": state_facts,
         "tools": lambda: tool_facts(features, settings),
