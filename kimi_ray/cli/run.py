@@ -59,6 +59,15 @@ def run(
             help="none, shared[:DIR], copy[:DIR], git:REPO@REF, factory:MODULE:FUNCTION. [the current directory]",
         ),
     ] = None,
+    permission_mode: Annotated[
+        str | None,
+        typer.Option(
+            "--permission-mode",
+            metavar="MODE",
+            help="Which tool calls run unasked: manual, auto or yolo. Nobody is asked: what needs a yes is denied. "
+            "[the setting]",
+        ),
+    ] = None,
     session: Annotated[
         str | None, typer.Option("--session", metavar="ID", help="Go on with this session (@last, an id or its end).")
     ] = None,
@@ -105,6 +114,7 @@ def run(
             "time_s": time_s,
         },
         "workdir": workdir,
+        "permission_mode": permission_mode,
         "session": session,
         "title": title,
         "tag": tag,
@@ -183,6 +193,8 @@ async def _run(
         workspace = runtime.workspace(cwd)
         if session_id is not None:
             session = await workspace.resume(session_id, model=model, tools=said["tools"])
+            if said["permission_mode"] is not None:
+                await session.main.set_permission_mode(said["permission_mode"])
         else:
             session = await workspace.create_session(
                 title=said["title"],
@@ -192,6 +204,7 @@ async def _run(
                 tools=said["tools"],
                 workdir=workdir,
                 tags=tags,
+                permission_mode=said["permission_mode"],
             )
         handle = await session.main.submit(said["prompt"], sampling=sampling, limits=limits)
         shower = asyncio.create_task(_show(session, from_seq, handle.id, Shown(quiet=json)))
