@@ -15,6 +15,7 @@ from kimi_ray.errors import AgentError, ConfigError, ToolError
 from kimi_ray.features.permissions import Approval
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.features import Features
+from kimi_ray.hosts.limiter_history import LimiterHistory
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.permission_calls import approvals_of
 from kimi_ray.ids import new_ulid
@@ -450,16 +451,19 @@ class Session:
             denied_paths=tuple(dict.fromkeys(denied)),
             parent=parent,
         )
+        kept = LimiterHistory(courier.cluster, model, sink) if sink is not None else None
         handle = SwarmHandle(
             self._link,
             plan,
             agent,
-            sink=sink.write if sink is not None else None,
+            sink=kept.write if kept is not None else None,
             run_dir=str(sink.path) if sink is not None else None,
-            on_end=sink.close if sink is not None else None,
+            on_end=kept.close if kept is not None else None,
             wake_parent=self.agent(parent).wake if parent != MAIN else None,
         )
         try:
+            if kept is not None:
+                await kept.begin()
             await handle.start()
         except BaseException:
             if sink is not None:

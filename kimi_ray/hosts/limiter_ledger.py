@@ -41,6 +41,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Account:
+    key: str
     model: str
     limit: AdaptiveLimit
     heard: float
@@ -83,7 +84,7 @@ class LimiterLedger:
     def changes(self, since: int) -> tuple[int, list[dict[str, Any]]]:
         """The changes from number ``since`` on that are still kept, and the number of the next one.
 
-        A change is ``{time, model, reason, limit, in_use, pause_s?}`` as JSON; ``time`` in seconds since the epoch.
+        A change is ``{key, time, model, reason, limit, in_use, pause_s?}``; ``time`` in seconds since the epoch.
         """
         first = self._told - len(self._changes)
         return self._told, list(self._changes)[max(0, since - first) :]
@@ -95,7 +96,7 @@ class LimiterLedger:
             if wish.adaptive and wish.limit:
                 limit.limit = wish.limit if wish.max_places is None else min(wish.limit, wish.max_places)
             settled = now + COMEBACK_S if wish.limit else now
-            account = self._accounts[wish.key] = _Account(wish.model, limit, now, settled)
+            account = self._accounts[wish.key] = _Account(wish.key, wish.model, limit, now, settled)
             self._note(account, Change("start", limit.limit, wish.in_use))
         account.heard = now
         others = account.holders = {
@@ -127,6 +128,7 @@ class LimiterLedger:
 
     def _note(self, account: _Account, change: Change) -> None:
         line: dict[str, Any] = {
+            "key": account.key,
             "time": round(self._wall_clock(), 3),
             "model": account.model,
             "reason": change.reason,

@@ -45,6 +45,24 @@ class RunSink:
         async with self._lock:
             await _whole(self._directory.append, rows, attempts)
 
+    async def write_limiter(self, changes: list[dict[str, Any]]) -> None:
+        """What the limiter did (``RunDirectory.append_limiter``).
+
+        Raises:
+            RunError: ``run.write_failed``.
+        """
+        async with self._lock:
+            await _whole(self._directory.append_limiter, changes)
+
+    async def amend(self, facts: Mapping[str, Any]) -> None:
+        """Put facts into ``run.json`` that are known at the end only.
+
+        Raises:
+            RunError: ``run.write_failed``, ``run.corrupt``.
+        """
+        async with self._lock:
+            await _whole(lambda: self._directory.write_manifest(self._directory.manifest() | facts))
+
     async def close(self) -> None:
         """Let another command have the directory. Idempotent."""
         async with self._lock:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from kimi_ray.errors import RunError
 from kimi_ray.runs.manifest import MANIFEST_VERSION
@@ -28,6 +28,9 @@ from kimi_ray.settings import Durability
 MANIFEST = "run.json"
 RESULTS = "results.jsonl"
 ATTEMPTS = "attempts.jsonl"
+LIMITER = "limiter.jsonl"
+LIMITER_BYTES = 16 << 20
+"""What the limiter did is not kept beyond this."""
 _LOCK = "run.lock"
 _SLUG_CHARS = 40
 _MANIFEST_TYPES: dict[str, type] = {
@@ -116,6 +119,8 @@ class RunDirectory:
         try:
             for name in (RESULTS, ATTEMPTS):
                 run._cut_torn_line(directory / name)
+            if (directory / LIMITER).exists():
+                run._cut_torn_line(directory / LIMITER)
         except BaseException:
             run.close()
             raise
@@ -139,6 +144,20 @@ class RunDirectory:
         """
         self._append(ATTEMPTS, b"".join(attempt.to_line() for attempt in attempts))
         self._append(RESULTS, b"".join(row.to_line() for row in rows))
+
+    def append_limiter(self, changes: Iterable[dict[str, Any]]) -> None:
+        """Add what the limiter did, a JSON line each, up to ``LIMITER_BYTES`` in all.
+
+        Raises:
+            RunError: ``run.write_failed``.
+        """
+        data = b"".join(to_json(change) + b"\n" for change in changes)
+        try:
+            size = (self.path / LIMITER).stat().st_size
+        except FileNotFoundError:
+            size = 0
+        if size + len(data) <= LIMITER_BYTES:
+            self._append(LIMITER, data)
 
     def keep_only(self, rows: Iterable[ResultRow]) -> None:
         """Replace ``results.jsonl`` atomically by these rows; what is left out stays in ``attempts.jsonl``.

@@ -13,6 +13,7 @@ import pytest
 from kimi_ray.hosts.ports import registry_name
 from kimi_ray.runs.report import SwarmReport
 from kimi_ray.runs.rows import ResultRow
+from kimi_ray.runs.run_directory import read_manifest
 from kimi_ray.runtime import Runtime
 from kimi_ray.settings import Limits
 from tests.conftest import Budget
@@ -146,3 +147,31 @@ async def test_throughput_is_within_a_tenth_of_the_best_fixed_setting(tmp_path: 
     print(json.dumps(took))
     best = min(seconds for name, seconds in took.items() if name != "adaptive")
     assert took["adaptive"] <= best / (0.9 if plenty else 0.75), took  # the start is a larger part of a short run
+
+
+async def test_the_run_directory_has_the_limiters_history_and_its_summary(tmp_path: Path) -> None:
+    async with ModelServer(bears=4, seconds=0.03, retry_after=0.1) as server:
+        table = {"base_url": server.url, "retry_base_s": 0.05, "max_attempts": 50}
+        config = {**FAST, "models": {"tiny": table, "calm": {"provider": "scripted"}}}
+        async with Runtime.connect(tmp_path / "home", "in-process", config=config) as runtime:
+            session = await runtime.workspace(tmp_path).create_session(model="tiny", profile="bare")
+            swarm = {"profile": "bare", "max_concurrency": 30}
+            out = [tmp_path / name for name in ("one", "two", "three")]
+            for number, model in enumerate(("tiny", "tiny", "calm")):
+                report = await session.swarm(
+                    "say {{item}}", list("abcdefghij") * 3, model=model, out=out[number], **swarm
+                )
+                assert report.ok
+    first = [json.loads(line) for line in (out[0] / "limiter.jsonl").read_text().splitlines()]
+    assert [change["reason"] for change in first[:3]] == ["start", "pause", "cut"]
+    assert all(set(change) >= {"time", "model", "reason", "limit", "in_use"} for change in first)
+    assert all("key" not in change and change["model"] == "tiny" for change in first)
+    told = read_manifest(out[0])["limiter"]
+    assert told["first"] == 20
+    assert told["last"] == first[-1]["limit"]
+    assert told["cuts"] == sum(change["reason"] == "cut" for change in first)
+    assert told["paused_s"] >= 0.1
+    again = read_manifest(out[1])["limiter"]
+    assert again["first"] == told["last"], "a run goes on with the limit that it finds"
+    assert not (out[2] / "limiter.jsonl").exists()
+    assert "limiter" not in read_manifest(out[2])

@@ -159,7 +159,7 @@ def test_changes_are_kept_within_a_bound_and_read_from_a_number_on(ledger: Limit
     assert kept[0]["model"] == "m10"
     assert ledger.changes(told) == (told, [])
     assert [change["model"] for change in ledger.changes(told - 2)[1]] == [f"m{told - 2}", f"m{told - 1}"]
-    assert set(kept[0]) == {"time", "model", "reason", "limit", "in_use"}
+    assert set(kept[0]) == {"key", "time", "model", "reason", "limit", "in_use"}
 
 
 @settings(max_examples=60, deadline=None)
