@@ -7,8 +7,7 @@ results: ``{"repeated": {"times", "stopped"?}}``, and ``same_as`` for a shared o
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kimi_ray.agent.slots import AgentSlots, ToolDone, ToolGate
@@ -28,25 +27,29 @@ class RepeatedCalls:
 
     def __init__(self, slots: AgentSlots) -> None:
         self._turn = self._step = -1
-        self._here: dict[str, str] = {}
-        """Of the calls of this step that run: what is called, and the id of the first call of it."""
-        self._streaks: dict[str, int] = {}
-        self._before: dict[str, int] = {}
+        self._running: list[tuple[str, dict[str, Any], str]] = []
+        """The calls of this step that may run: what is called, and the id."""
+        self._streaks: list[_Streak] = []
+        self._before: list[_Streak] = []
         slots.tool.register(NAME, self._before_call)
         slots.tool_done.register(NAME, self._after_call)
 
     async def _before_call(self, gate: ToolGate) -> None:
+        if gate.batch == 1:
+            return
         self._enter(gate.turn, gate.step)
-        first = self._here.setdefault(_key(gate.name, gate.arguments), gate.call_id)
-        if first != gate.call_id:
-            gate.share(first)
+        for name, arguments, call_id in self._running:
+            if name == gate.name and arguments == gate.arguments:
+                gate.share(call_id)
+                return
+        self._running.append((gate.name, gate.arguments, gate.call_id))
 
     async def _after_call(self, done: ToolDone) -> None:
         self._enter(done.turn, done.step)
         # What could not be read of bad arguments shows in what was said about them.
-        said = None if done.executed else done.output.content
-        key = _key(done.name, done.arguments, said)
-        times = self._streaks[key] = self._before.get(key, 0) + 1
+        call = (done.name, done.arguments, None if done.executed else done.output.content)
+        times = 1 + next((streak.times for streak in self._before if streak.call == call), 0)
+        self._streaks.append(_Streak(call, times))
         if times >= STOP_AT:
             done.stop_turn = True
             done.output = _reminded(done.output, times, stopped=True)
@@ -54,15 +57,19 @@ class RepeatedCalls:
             done.output = _reminded(done.output, times, stopped=False)
 
     def _enter(self, turn: int, step: int) -> None:
-        if (turn, step) == (self._turn, self._step):
+        if turn == self._turn and step == self._step:
             return
-        self._before = self._streaks if (turn, step - 1) == (self._turn, self._step) else {}
+        self._before = self._streaks if (turn, step - 1) == (self._turn, self._step) else []
         self._turn, self._step = turn, step
-        self._streaks, self._here = {}, {}
+        self._streaks, self._running = [], []
 
 
-def _key(name: str, arguments: dict[str, Any], said: Any = None) -> str:
-    return json.dumps([name, arguments, said], sort_keys=True, default=str)
+@dataclass(frozen=True, slots=True)
+class _Streak:
+    """A call, and in how many steps in a row it was made by now."""
+
+    call: tuple[str, dict[str, Any], Any]
+    times: int
 
 
 def _reminded(output: ToolOutput, times: int, *, stopped: bool) -> ToolOutput:
