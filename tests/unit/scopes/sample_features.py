@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.events.catalog import EventType
 from kimi_ray.events.payloads import Payload
 from kimi_ray.llm import ChatRequest, Step
-from kimi_ray.tools import Accesses
+from kimi_ray.tools import Accesses, Environment, LocalEnvironment
 from kimi_ray.tools.builtin.base import BuiltinTool
 from kimi_ray.tools.schema import Arguments
 
@@ -144,3 +145,32 @@ class BrokenStart(Weather):
 
     def on_agent(self) -> Sequence[type]:
         return [Diary, Broken]
+
+
+class ElsewhereProvider(Provider):
+    """In place of kimi-ray's own environment: tools work in another directory."""
+
+    scope = LifecycleScope.AGENT
+
+    @provide(override=True)
+    async def environment(self) -> AsyncIterator[Environment]:
+        environment = LocalEnvironment(os.environ["ELSEWHERE_ROOT"])
+        yield environment
+        await environment.close()
+
+
+class Elsewhere(Feature):
+    """Replaces a service of kimi-ray."""
+
+    name: ClassVar[str] = "elsewhere"
+
+    def services(self) -> Sequence[Provider]:
+        return [ElsewhereProvider()]
+
+
+def reader(request: ChatRequest) -> Step:
+    """Reads one file and tells what is in it."""
+    last = request.messages[-1]["content"][0]
+    if last["type"] != "tool-result":
+        return Step.call("Read", {"path": "note.txt"})
+    return Step(text=last["content"][0]["text"])

@@ -140,6 +140,21 @@ def test_a_service_of_kimi_ray_is_replaced_only_on_purpose() -> None:
     assert both.code == "config.feature" and "Journal" in both.message
 
 
+async def test_a_replacement_is_what_agents_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "note.txt").write_text("here")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "note.txt").write_text("elsewhere")
+    monkeypatch.setenv("ELSEWHERE_ROOT", str(elsewhere))
+    for features, found in ((), "here"), ((f"{SAMPLE}:Elsewhere",), "elsewhere"):
+        home = tmp_path / f"home {found}"
+        async with Runtime.connect(home, "in-process", config={**FAST, "features": features}) as runtime:
+            session = await runtime.workspace(tmp_path).create_session(
+                profile="bare", tools=["Read"], model=f"scripted:{SAMPLE}:reader"
+            )
+            assert (await (await session.main.submit("?")).result()).text.split()[-1] == found
+
+
 def test_classes_that_a_feature_names_need_no_provider() -> None:
     class Thing:
         def __init__(self, journal: Journal) -> None: ...
