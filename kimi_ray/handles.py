@@ -125,7 +125,7 @@ class PromptHandle:
                 async with asyncio.timeout(timeout_s):
                     self._outcome = await agent.services.courier.outcome(agent.route, self._accepted, self.id)
             except TimeoutError:
-                await self.cancel()
+                await self._cancel("timeout")
                 raise AgentError(
                     f"prompt {self.id} did not end within {timeout_s:g} s and was cancelled",
                     code="prompt.timeout",
@@ -138,10 +138,16 @@ class PromptHandle:
         return self._outcome.result
 
     async def cancel(self) -> bool:
-        """Cancel it, queued or running; its text so far is kept. Returns whether there was something to cancel."""
+        """Cancel it, queued or running; its text so far is kept. Returns whether there was something to cancel.
+
+        The model is told that the user interrupted it, with its next turn.
+        """
+        return await self._cancel("user")
+
+    async def _cancel(self, cause: str) -> bool:
         agent = self.agent
         hit: list[str] = await agent.services.courier.call(
-            agent.route, "cancel", agent.stream, self.id, "user", group="control"
+            agent.route, "cancel", agent.stream, self.id, cause, group="control"
         )
         return self.id in hit
 
