@@ -61,7 +61,7 @@ class RunSink:
             RunError: ``run.write_failed``, ``run.corrupt``.
         """
         async with self._lock:
-            await _whole(lambda: self._directory.write_manifest(self._directory.manifest() | facts))
+            await _whole(lambda: self._directory.write_manifest({**self._directory.manifest(), **facts}))
 
     async def close(self) -> None:
         """Let another command have the directory. Idempotent."""
