@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ from kimi_ray.scopes import dispose, open_scope, service_name
 from kimi_ray.store.seam import Stream
 
 _T = TypeVar("_T")
+_LEAVE_S = 60.0
+
+_logger = logging.getLogger(__name__)
 
 
 class HostScopes:
@@ -32,6 +36,7 @@ class HostScopes:
         self._sessions: dict[str, asyncio.Future[AsyncContainer]] = {}
         self._agents = Counter[str]()
         self._scopes: dict[Stream, AsyncContainer] = {}
+        self._leaving: dict[Stream, asyncio.Event] = {}
 
     @property
     def sessions(self) -> int:
@@ -41,10 +46,13 @@ class HostScopes:
     async def enter(self, stream: Stream, context: dict[Any, Any], service: type[_T]) -> _T:
         """Open the scope of an agent, with what is built with each, and build a service in it; ``leave`` closes it.
 
+        One of the same agent that is being closed is waited for, for a minute: what it holds the next one may need.
+
         Raises:
             AgentError: ``agent.start_failed`` naming the service that could not be built, or what its constructor
                 raised of ours; what was built of the scope is disposed by then.
         """
+        await self._gone(stream)
         session_id = stream.session_id
         opening = self._sessions.get(session_id)
         if opening is None:
@@ -76,15 +84,29 @@ class HostScopes:
         scope = self._scopes.pop(stream, None)
         if scope is None:
             return
+        gone = self._leaving[stream] = asyncio.Event()
         try:
             await dispose(scope, str(stream))
         finally:
+            gone.set()
+            if self._leaving.get(stream) is gone:
+                del self._leaving[stream]
             await self._let_go(stream.session_id)
 
     async def close(self) -> None:
         """Close all, agents first."""
         for stream in list(self._scopes):
             await self.leave(stream)
+
+    async def _gone(self, stream: Stream) -> None:
+        gone = self._leaving.get(stream)
+        if gone is None:
+            return
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await gone.wait()
+        except TimeoutError:
+            _logger.warning("%s is not yet gone after %g s and comes back all the same", stream, _LEAVE_S)
 
     async def _open_session(self, session_id: str) -> AsyncContainer:
         scope = await open_scope(self._app, {SessionView: SessionView(session_id)})

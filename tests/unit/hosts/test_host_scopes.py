@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -196,3 +196,31 @@ async def test_a_start_that_is_cancelled_leaves_nothing(lives: Lives) -> None:
     with pytest.raises(asyncio.CancelledError):
         await entering
     assert host.sessions == 0 and lives.told[-3:] == ["-second", "-first", "-shared"]
+
+
+async def test_an_agent_that_comes_back_waits_until_it_is_gone(lives: Lives) -> None:
+    leaving, may_go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Provider):
+        @provide(scope=LifecycleScope.AGENT, override=True)
+        async def agent(self, view: SessionView, second: Second) -> AsyncIterator[Agent]:
+            lives.told.append("+agent")
+            yield Agent(view, second)
+            leaving.set()
+            await may_go.wait()
+            lives.told.append("-agent")
+
+    features = Features([Eager()])
+    host = HostScopes(assemble([SessionServices(), lives, Slow()], {}, features.asked()), features)
+    await host.enter(ONE, {}, Agent)
+    going = asyncio.create_task(host.leave(ONE))
+    await asyncio.wait_for(leaving.wait(), 5)
+    coming = asyncio.create_task(host.enter(ONE, {}, Agent))
+    await host.enter(TWO, {}, Agent)
+    assert not coming.done() and lives.told.count("+agent") == 2, "another agent need not wait"
+    may_go.set()
+    await asyncio.wait_for(asyncio.gather(going, coming), 5)
+    told = lives.told
+    assert told.index("-agent") < len(told) - 1 - told[::-1].index("+agent"), told
+    await host.close()
+    assert host.sessions == 0
