@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
@@ -105,6 +106,7 @@ class AgentBench:
         environment = LocalEnvironment(root)
         progress = Progress()
         self.slots = AgentSlots()
+        self.inbox = Inbox()
         notices = Notices(self.journal)
         meter = LimitMeter(limits, fold, settings.price)
         runs = ToolRuns(
@@ -127,6 +129,7 @@ class AgentBench:
             agent_id=STREAM.agent_id,
             slots=self.slots,
             notices=notices,
+            inbox=self.inbox,
         )
         self.outcomes: dict[str, Outcome] = {}
         self._ended = asyncio.Event()
@@ -145,6 +148,7 @@ class AgentBench:
             on_idle=lambda: None,
             slots=self.slots,
             notices=notices,
+            inbox=self.inbox,
         )
 
     def _on_outcome(self, prompt_id: str, outcome: Outcome) -> None:
