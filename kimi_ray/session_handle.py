@@ -323,7 +323,7 @@ class Session:
                 ``package.module:function``. It runs on the agent's host; what it returns is the row's ``output``.
             model: A name, or what ``runtime.resolve_model`` gave; None is the profile's, else the main agent's.
             system_prompt: In place of the profile's.
-            tools: In place of the profile's. None is the profile's less Bash, Write and Edit.
+            tools: In place of the profile's. None is the profile's less Bash, Write, Edit, Agent and AgentSwarm.
             sampling: For all; an item's own is on top.
             output_schema: A pydantic model, or a JSON schema, that each final answer (or what the rollout function
                 returns) must fit: it is the row's ``output``.

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kimi_ray.agent.fold import FINAL_STATES
 from kimi_ray.agent.limits import limit_error
 from kimi_ray.agent.specs import AgentProgress, AgentTotals
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.stored_agents import read_agent
 from kimi_ray.hosts.subagent_words import EndSubagent
 from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
 from kimi_ray.runs.schedule import LimitHit, Spent
@@ -146,7 +148,8 @@ class SubagentWatch:
         """The runs that nobody waits for any more."""
         found = [run for run in self._runs.values() if run.by_agent and self._is_orphan(run)]
         # A program that is gone tells nobody: its children have long ended, and are at work by our books alone.
-        quiet = await self._quiet([run.agent_id for run in self._runs.values() if not run.by_agent])
+        told = await self._progress([run.agent_id for run in self._runs.values() if not run.by_agent])
+        quiet = {Stream(*one.stream).agent_id for one in told if one.phase == "idle" and one.since_ms > _QUIET_MS}
         return [*found, *(run for run in self._runs.values() if run.agent_id in quiet)]
 
     def _is_orphan(self, run: ChildRun) -> bool:
@@ -156,24 +159,30 @@ class SubagentWatch:
         host = self._live.host_of(run.caller)
         return host != run.caller_host and not (host is None and self._live.in_swarm(run.caller))
 
-    async def _quiet(self, agent_ids: list[str]) -> set[str]:
-        told = await self._progress(agent_ids)
-        return {Stream(*one.stream).agent_id for one in told if one.phase == "idle" and one.since_ms > _QUIET_MS}
-
     async def _end_orphan(self, run: ChildRun) -> None:
+        stream = Stream(self._live.id, run.agent_id)
         await self.cancel([run.agent_id], "caller lost")
         host = self._live.host_of(run.agent_id)
-        seq, epoch = -1, -1
         if host is not None:
-            stream = Stream(self._live.id, run.agent_id)
             try:
-                ((seq, epoch),) = await self._live.services.cluster.peer(host).call(
-                    "flush", [stream], timeout_s=_ASK_S, group="store"
-                )
+                await self._live.services.cluster.peer(host).call("flush", [stream], timeout_s=_ASK_S, group="store")
             except KimiRayError as error:
                 if not is_lost(error.code) and error.code != "agent.not_found":
                     raise
-        await self._end(EndSubagent(run.caller, run.agent_id, run.run_id, "cancelled", seq, epoch))
+        stored = await read_agent(self._live.services.store, stream)
+        record = stored.fold.prompts.get(run.run_id) if stored is not None else None
+        ended = record is not None and record.state in FINAL_STATES
+        await self._end(
+            EndSubagent(
+                run.caller,
+                run.agent_id,
+                run.run_id,
+                str(record.state) if record is not None and ended else "cancelled",
+                stored.seq if stored is not None else -1,
+                stored.epoch if stored is not None else -1,
+                error=record.error if record is not None and ended and record.state == "failed" else None,
+            )
+        )
 
     async def _enforce_limits(self) -> None:
         live = self._live

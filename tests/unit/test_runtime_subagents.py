@@ -15,6 +15,7 @@ from kimi_ray.agent.subagents import SubagentResult, Subagents, SummaryPolicy
 from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
+from kimi_ray.hosts.subagent_words import BeginSubagent
 from kimi_ray.llm.script import Step
 from kimi_ray.store.seam import Stream
 from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
@@ -618,3 +619,20 @@ async def test_a_background_child_tells_when_it_has_ended(tmp_path: Path) -> Non
                 await asyncio.sleep(0.02)
         assert (await told(session))[0][1]["background"] is True
         assert (await told(session))[-1][0] == "subagent/completed"
+
+
+async def test_a_program_that_is_gone_leaves_no_child_at_work_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kimi_ray.hosts.subagent_watch._QUIET_MS", 100)
+    monkeypatch.setattr("kimi_ray.hosts.subagent_watch._LOOK_S", 0.05)
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        await session.run_subagent("look")
+        gone = BeginSubagent("main", "agent-1", "msg_of_a_program_that_is_gone")
+        await session._link.call("begin_subagent", session.id, gone)
+        await (await session.agent("agent-1").submit("its task", prompt_id=gone.run_id)).result()
+        ended = await until_told(session, "completed", 2)
+        assert ended["status"] == "completed"
+        assert (await session.run_subagent("more", resume="agent-1")).text == "did more"
+        assert stage.seen["its task"] == 1
