@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
-from kimi_ray.errors import AgentError
+from kimi_ray.errors import AgentError, ConfigError
 from kimi_ray.events import SessionEvent
 from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
@@ -25,6 +25,7 @@ from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
 from kimi_ray.settings import Item, Limits, OnInterrupt, PermissionModeName, Sampling, check_settings
 from kimi_ray.store.seam import Stream
+from kimi_ray.tools.output_schema import schema_of
 
 if TYPE_CHECKING:
     from kimi_ray.runs.prompts import Prompt
@@ -176,6 +177,7 @@ class Agent:
         steer_if_active: bool = False,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
+        output_schema: Any = None,
         on_interrupt: OnInterrupt = "fail",
         prompt_id: str | None = None,
     ) -> Pending[PromptHandle]:
@@ -188,15 +190,19 @@ class Agent:
             steer_if_active: Join the running turn, if there is one, instead of waiting for its end.
             sampling: For this prompt's turn, on top of the agent's.
             limits: For this prompt's turn, on top of the agent's.
+            output_schema: A pydantic model, or a JSON schema, that the final answer must fit: it is the result's
+                ``output``.
             on_interrupt: What becomes of it if its host is lost in the middle: ``fail`` or ``continue``.
             prompt_id: An id of the caller's own; the same id again is the same prompt.
 
         Raises:
             AgentError: ``prompt.empty``, ``prompt.id_conflict``; ``runtime.closed`` when nothing can be sent.
+            ConfigError: ``output.bad_schema``; ``request.conflict`` for a schema of a prompt that joins another's turn.
         """
-        return self._give(
-            [_prompt_spec(prompt, prompt_id, sampling, limits, on_interrupt, steer_if_active=steer_if_active)], _only
-        )
+        spec = _prompt_spec(prompt, prompt_id, sampling, limits, on_interrupt, steer_if_active=steer_if_active)
+        if output_schema is not None:
+            spec = _with_schema(spec, output_schema)
+        return self._give([spec], _only)
 
     def submit_many(
         self, prompts: Sequence[Content], *, sampling: Sampling | None = None, limits: Limits | None = None
@@ -337,6 +343,16 @@ class Agent:
                     raise
                 model = self.services.resolve_model(str(error.details["model"]))
         raise AssertionError
+
+
+def _with_schema(spec: PromptSpec, output_schema: Any) -> PromptSpec:
+    if spec.steer_if_active:
+        raise ConfigError(
+            "a prompt with an output schema needs a turn of its own",
+            code="request.conflict",
+            hint="leave out steer_if_active",
+        )
+    return replace(spec, output_schema=schema_of(output_schema))
 
 
 def _prompt_spec(

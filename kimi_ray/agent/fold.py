@@ -216,7 +216,7 @@ class AgentFold:
             record.error = event.data.get("error")
             if record.content is not None:
                 record.content_hash = content_hash(record.content)
-            record.content = None
+            record.content = record.output_schema = None
             if record.is_rollout:
                 # What the function did between its turns is its time too.
                 self.sums.wall_ms = max(self.sums.wall_ms, event.time - record.submitted_at)

@@ -182,7 +182,7 @@ class AgentProgress:
 
     stream: Stream
     phase: str
-    """idle, model, tools, retry, store, limiter."""
+    """idle, model, tools, retry, store, limiter; rollout while only the code of a rollout function runs."""
     turn: int | None
     step: int | None
     output_tokens: int

@@ -122,7 +122,7 @@ class Stalled(Settings):
     item_id: str
     repeat: int
     phase: str
-    """idle, model, tools, retry, store, limiter."""
+    """As ``AgentProgress.phase``."""
     since_ms: int
 
 

@@ -17,7 +17,7 @@ from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.settings import Limits
 from kimi_ray.tools.output_schema import load_schema, problems_of, schema_of
-from tests.unit.runtime_fixtures import MODULE, running
+from tests.unit.runtime_fixtures import MODULE, cluster_of, hosts_of, running
 
 BARE = {"profile": "bare"}
 
@@ -45,8 +45,8 @@ def plays(*steps: Step | str) -> list[ChatRequest]:
 async def _swarm(tmp_path: Path, *steps: Step | str, schema: Any = Verdict, **options: Any) -> tuple[Any, Any, Any]:
     tmp_path.mkdir(exist_ok=True)
     async with running(tmp_path) as (runtime, _stage, model):
-        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
         requests = plays(*steps)
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
         report = await session.swarm("judge {{item}}", ["a"], output_schema=schema, **{**BARE, **options})
         (row,) = report.rows
         events = [event async for event in session.agent(row.agent_id).events()]
@@ -166,8 +166,8 @@ async def test_a_rollout_function_asks_for_forms_and_keeps_its_own(tmp_path: Pat
 
 async def test_the_tool_is_not_there_for_prompts_without_a_schema(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, _stage, model):
-        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
         requests = plays(Step.call("final_answer", GOOD), "done")
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
         report = await session.swarm("judge {{item}}", ["a"], **BARE)
         assert report.rows[0].text == "done" and report.rows[0].output is None
         assert not requests[0].tools
@@ -222,3 +222,44 @@ def test_json_that_no_log_holds_is_no_answer() -> None:
     for bad in ({"x": float("nan")}, {"x": 2**70}, "text", None, []):
         with pytest.raises(ToolError):
             final.check(bad)
+
+
+async def test_one_prompt_of_an_agent_may_ask_for_a_form(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        requests = plays("not yet", Step.call("final_answer", GOOD), "plain", "no", "no", "no", "no")
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        first = await (await session.main.submit("judge", output_schema=Verdict)).result(10)
+        assert (first.state, first.output, first.steps) == ("completed", GOOD, 2)
+        second = await (await session.main.submit("and then?")).result(10)
+        assert (second.output, second.text, requests[2].tools) == (None, "plain", ())
+        third = await (await session.main.submit("judge", output_schema=Verdict)).result(10)
+        assert third.state == "failed" and third.error is not None and third.error["code"] == "output.invalid"
+        with pytest.raises(ConfigError):
+            session.main.submit("x", output_schema=Verdict, steer_if_active=True)
+        with pytest.raises(ConfigError):
+            session.main.submit("x", output_schema={"type": 3})
+        headers = [e.data["header"] async for e in session.main.events() if e.type == "request/header"]
+        assert ["tools" in header for header in headers] == [True, False, True]
+
+
+async def test_a_turn_that_goes_on_after_a_lost_host_still_asks_for_the_form(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.gate.clear()
+        handle = await session.start_swarm("judge {{item}}", ["a"], output_schema=Verdict, **BARE)
+        await stage.until_running(1)
+        for host in await hosts_of(runtime, "agents"):
+            cluster_of(runtime).kill_host(host)
+        requests = plays("not in the form", Step.call("final_answer", GOOD))
+        stage.gate.set()
+        (row,) = (await handle.result(30)).rows
+        assert (row.status, row.output, row.attempt) == ("completed", GOOD, 1), row.error
+        assert [tool.name for tool in requests[0].tools] == ["final_answer"]
+
+
+async def test_the_form_can_be_given_in_every_permission_mode(tmp_path: Path) -> None:
+    async with running(tmp_path, permission_mode="manual", permission_wait_s=0.1) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        plays(Step.call("final_answer", GOOD))
+        (row,) = (await session.swarm("judge {{item}}", ["a"], output_schema=Verdict, **BARE)).rows
+        assert row.output == GOOD, row.error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from kimi_ray.errors import LogError
+from kimi_ray.events import freeze
 from kimi_ray.tools.contract import ToolOutput
 from kimi_ray.tools.results import storable
 
@@ -27,13 +29,21 @@ def output_of(result: mcp_types.CallToolResult) -> ToolOutput:
         told = json.dumps(structured, ensure_ascii=False)
         if not blocks:
             blocks = [_text(told)]
-        elif len(told) <= MAX_META_CHARS:
+        elif len(told) <= MAX_META_CHARS and _storable(structured):
             meta = {"structured": structured}
     code = "tool.failed" if result.is_error else None
     if all(block["type"] == "text" for block in blocks):
         text = _cut("\n".join(block["text"] for block in blocks))
         return ToolOutput(text, is_error=result.is_error, error_code=code, meta=meta)
     return ToolOutput(blocks, is_error=result.is_error, error_code=code, meta=meta)
+
+
+def _storable(value: Any) -> bool:
+    try:
+        freeze(value)
+    except LogError:
+        return False
+    return True
 
 
 def _block(part: Any) -> dict[str, Any]:

@@ -132,13 +132,15 @@ class SharedServer:
         wait_s = self._next_try - time.monotonic()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        made = make(self.name, self.settings, cwd)
+        # Known before it is open: whoever closes this server meanwhile closes it too.
+        made = self._connection = make(self.name, self.settings, cwd)
+        self._listing = None
         try:
             await made.open()
         except ToolError as error:
             self._died(error)
             raise
-        self._connection, self._listing, self._last_error = made, None, None
+        self._last_error = None
         return made
 
     def _died(self, error: ToolError) -> None:

@@ -66,7 +66,8 @@ class McpTools:
                 )
         asked = [server for server in self._servers.names if any(_may_mean(name, server) for name in wanted)]
         found = await asyncio.gather(*(self._of(self._servers.server(server), wanted) for server in asked))
-        return [tool for tools in found for tool in tools]
+        # Two servers may be called alike once odd letters are gone: the first has the name.
+        return list({tool.name: tool for tools in reversed(found) for tool in reversed(tools)}.values())[::-1]
 
     async def _of(self, server: SharedServer, wanted: Sequence[str]) -> list[Tool]:
         explicit = [name for name in wanted if "*" not in name and name.startswith(_prefix(server.name))]
