@@ -83,7 +83,7 @@ def collect(
     """
     from kimi_ray.cli.manifest_facts import sections
 
-    known = sections(loaded, {"features": tuple(features)}, of_features=not own)
+    known = sections(loaded, features, of_features=not own)
     found: dict[str, Rows] = {}
     for name in wanted:
         rows = known[name]()

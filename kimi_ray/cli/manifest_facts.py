@@ -12,7 +12,7 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -159,18 +159,19 @@ def _state(scope: str, of: str, field: Mapping[str, Any]) -> dict[str, Any]:
     return {"scope": scope, "of": of, **said}
 
 
-async def tool_facts(features: Features, settings: Mapping[str, Any]) -> Rows:
+async def tool_facts(features: Features, named: Sequence[str]) -> Rows:
     """Every tool as a model is told of it: an agent with all of them is asked, in a runtime of its own.
 
     Args:
         features: Those whose tools are meant.
-        settings: Of the runtime: which features it loads, for one.
+        named: Those of them that the setting ``features`` names: nothing else of the settings counts.
 
     Raises:
         KimiRayError: why a tool cannot be had.
     """
     import tempfile
 
+    from kimi_ray.config import RuntimeConfig
     from kimi_ray.llm.models import ModelSettings, ResolvedModel
     from kimi_ray.runtime import Runtime
     from kimi_ray.settings import Profile
@@ -182,8 +183,8 @@ async def tool_facts(features: Features, settings: Mapping[str, Any]) -> Rows:
     model = ResolvedModel(name="scripted", provider="scripted", model="scripted", settings=script)
     with tempfile.TemporaryDirectory(prefix="kimi-ray-manifest-") as folder:
         home = str(Path(folder, "home"))
-        config = {**settings, "durability": "none"}
-        async with Runtime.connect(home=home, address="in-process", config=config) as runtime:
+        config = RuntimeConfig(home=home, address="in-process", durability="none", features=tuple(named))
+        async with Runtime.connect(config=config) as runtime:
             session = await runtime.workspace(folder).create_session(
                 profile=Profile(name="manifest", tools=tuple(names), subagents=("*",)), model=model
             )
@@ -412,12 +413,12 @@ def _first(doc: str | None) -> str:
 Section = Callable[[], Rows | Awaitable[Rows]]
 
 
-def sections(features: Features, settings: Mapping[str, Any], *, of_features: bool) -> dict[str, Section]:
+def sections(features: Features, named: Sequence[str], *, of_features: bool) -> dict[str, Section]:
     """What gives each section of the manifest, by its name, in order.
 
     Args:
         features: Those that count.
-        settings: Of the runtime in which tools are asked for.
+        named: Those of them that the setting ``features`` names.
         of_features: Whether the commands of Features count.
     """
     return {
@@ -425,7 +426,7 @@ def sections(features: Features, settings: Mapping[str, Any], *, of_features: bo
         "features": lambda: feature_facts(features),
         "services": lambda: service_facts(features),
         "state": state_facts,
-        "tools": lambda: tool_facts(features, settings),
+        "tools": lambda: tool_facts(features, named),
         "slots": slot_facts,
         "hooks": hook_facts,
         "errors": error_facts,

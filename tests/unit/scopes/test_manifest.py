@@ -118,10 +118,15 @@ def test_every_command_with_its_flags(facts: dict[str, list[dict[str, Any]]]) ->
     assert model["type"] == "NAME" and "[models.NAME]" in model["doc"]
 
 
-def test_what_features_bring_is_in_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_features_bring_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("KIMI_RAY_FEATURES", "tests.unit.scopes.sample_features:Weather")
+    hook = {"event": "SessionStart", "command": f"touch '{tmp_path}/told'"}
+    monkeypatch.setenv("KIMI_RAY_HOOKS", json.dumps([hook]))
     assert run_command(["manifest", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "told").exists(), "hooks are not told of an agent that is only asked for its tools"
     assert "weather/asked" in names(found["events"])
     assert {"Station": "app", "Forecast": "agent", "Diary": "agent"}.items() <= {
         row["name"]: row["scope"] for row in found["services"]
