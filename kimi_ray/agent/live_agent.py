@@ -370,6 +370,8 @@ class LiveAgent:
             if self._slots.leaving:
                 self._notices.tell(self._slots.leaving, AgentLeaving(cause))
             await self._notices.close(LEAVING_S)
+        else:
+            await self._notices.end()
         await self._environment.close()
 
     def _wake_if_open(self) -> None:

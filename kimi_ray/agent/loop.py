@@ -191,9 +191,11 @@ class TurnLoop:
             if calls:
                 self._meter.check_tool_calls(len(calls))
                 self._progress.enter("tools")
+                # Whoever is asked about a call may take his time: that is no work of the agent's.
+                runs = await self._tools.admit(calls, turn, step, signal)
                 began = self._meter.start_work(signal)
                 try:
-                    stop_turn = await self._tools.run(calls, turn, step, signal)
+                    stop_turn = await self._tools.run(runs, signal)
                 finally:
                     tools_ms = self._meter.end_work(began)
             journal.append(

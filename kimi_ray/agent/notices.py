@@ -63,14 +63,19 @@ class Notices:
         await asyncio.wait([teller], timeout=within_s)
         if not teller.done():
             self._note(f"the handlers of notices took longer than {within_s:g} s at the agent's end and were stopped")
-            self.stop()
-            await asyncio.wait([teller], timeout=_STOP_S)
+            await self.end()
 
     def stop(self) -> None:
         """Tell nothing more, not even what is being told."""
         self._waiting.clear()
         if self._teller is not None:
             self._teller.cancel()
+
+    async def end(self) -> None:
+        """``stop``, and wait until the handler that was told something has ended."""
+        self.stop()
+        if self._teller is not None:
+            await asyncio.wait([self._teller], timeout=_STOP_S)
 
     async def _tell_all(self) -> None:
         while self._waiting:

@@ -15,7 +15,7 @@ from kimi_ray.agent.prompts import Prompts, user_message
 from kimi_ray.agent.slots import AgentSlots, PromptGate
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
-from kimi_ray.errors import AgentError, KimiRayError, as_error
+from kimi_ray.errors import AgentError, KimiRayError, LogError, as_error
 from kimi_ray.events import freeze, thaw
 from kimi_ray.ids import new_message_id
 
@@ -104,8 +104,12 @@ class PromptGates:
         if not gate.before and messages:
             words = {"content": [{"type": "text", "text": gate.reason}], "source": {"kind": "gate"}}
             messages.insert(0, self._message(words, blocked=True))
-        for message in messages:
-            self._journal.append("user/message", message, surface="append")
+        try:
+            for message in messages:
+                self._journal.append("user/message", message, surface="append")
+        except LogError as error:
+            self._prompts.finish(prompt_id, "failed", error=error.to_data())
+            return None
         error = AgentError(f"the prompt was blocked: {gate.reason}", code="prompt.blocked")
         self._prompts.finish(prompt_id, "blocked", error=error.to_data())
         return None

@@ -66,26 +66,34 @@ class ToolRuns:
         self._state: dict[str, Any] = {}
         self._seen_environment = cast("Environment", KeptResults(environment, self._whole_result))
 
-    async def run(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> bool:
-        """Run the calls of one answer; every one of them has its result in the log afterwards.
+    async def admit(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> list[ToolRun]:
+        """Check the calls of one answer, and let those that are sound pass the gates, one after the other.
 
-        1. All calls are checked, and those that are sound pass the gates, one after the other: nothing runs before.
-        2. They run side by side where they may; each output goes to whoever looks at it, and into the log.
+        Raises:
+            TurnStopped: at a gate; no call was started, and none has its result.
+        """
+        runs = [ToolRun(self, call, turn, step) for call in calls]
+        if self.slots.tool:
+            earlier: dict[str, ToolRun] = {}
+            with signal.interruptible():
+                for run in runs:
+                    await run.gate(len(runs), earlier)
+                    earlier[run.call_id] = run
+        return runs
+
+    async def run(self, runs: list[ToolRun], signal: TurnSignal) -> bool:
+        """Run the calls of one answer, side by side where they may; every one has its result in the log afterwards.
 
         Returns:
             Whether somebody wants the turn to end after this step.
 
         Raises:
             StoreError: a call could not be made durable; it was not started.
-            TurnStopped: at a gate; no call was started, and none has its result.
         """
-        runs = [_Run(self, call, turn, step) for call in calls]
         accesses = [run.accesses for run in runs]
-        if self.slots.tool or len(runs) > 1:
+        if len(runs) > 1:
             with signal.interruptible():
-                if self.slots.tool:
-                    await self._gate(runs)
-                accesses = await by_file([run.accesses for run in runs], self._environment)
+                accesses = await by_file(accesses, self._environment)
         await run_calls(
             [ScheduledCall(known, partial(run.body, signal)) for known, run in zip(accesses, runs, strict=True)],
             cancelled=signal.stopped,
@@ -97,12 +105,6 @@ class ToolRuns:
             if run.store_error is not None:
                 raise run.store_error
         return any(run.stop_turn for run in runs)
-
-    async def _gate(self, runs: list[_Run]) -> None:
-        earlier: dict[str, _Run] = {}
-        for run in runs:
-            await run.gate(len(runs), earlier)
-            earlier[run.call_id] = run
 
     def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
         """Answer a call that will not be run because the turn ends (a limit, a cancel, an error)."""
@@ -208,7 +210,7 @@ class ToolRuns:
         return self._checkpoint == "request"
 
 
-class _Run:
+class ToolRun:
     """One call on its way: preflight, body, result."""
 
     __slots__ = (
@@ -244,7 +246,7 @@ class _Run:
         self._arguments: dict[str, Any] = {}
         self._result: asyncio.Future[ToolOutput] | None = None
         """Its result, for the calls that share it."""
-        self._shares: _Run | None = None
+        self._shares: ToolRun | None = None
         self.stop_turn = False
         self.accesses = Accesses.none()
         self.store_error: KimiRayError | None = None
@@ -258,7 +260,7 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
             self._refusal = _error_output(error)
 
-    async def gate(self, batch: int, earlier: Mapping[str, _Run]) -> None:
+    async def gate(self, batch: int, earlier: Mapping[str, ToolRun]) -> None:
         """Ask whether it may start, or has the result of one of the calls before it."""
         if self._refusal is not None or self._tool is None:
             return
