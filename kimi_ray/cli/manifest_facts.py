@@ -10,9 +10,11 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -365,19 +367,29 @@ def _attribute_docs(kind: type) -> dict[str, str]:
     """The text that stands below each attribute in a class's body, those of its bases among them."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("kimi_ray") and base is not kind:
-            continue
-        try:
-            body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
-        except (OSError, TypeError, SyntaxError):
-            continue  # made without a source: it has no such texts
-        for before, after in pairwise(body):
-            match before, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = " ".join(text.split())
-                case _:
-                    pass
+        if base.__module__ != "builtins":
+            docs |= _docs_in(base.__module__).get(base.__qualname__, {})
     return docs
+
+
+@cache
+def _docs_in(module: str) -> dict[str, dict[str, str]]:
+    """The same for every class of a module, by its name."""
+    try:
+        body = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (OSError, TypeError):
+        return {}  # made without a source: it has no such texts
+    found: dict[str, dict[str, str]] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            docs = found[node.name] = {}
+            for pair in pairwise(node.body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[name] = " ".join(text.split())
+                    case _:
+                        pass
+    return found
 
 
 def type_text(kind: Any) -> str:
