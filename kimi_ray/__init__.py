@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ToolError,
     )
     from kimi_ray.events import SessionEvent
+    from kimi_ray.features.permissions import Approval
     from kimi_ray.handles import Agent, Pending, PromptHandle
     from kimi_ray.hosts.swarm_words import SwarmProgress
     from kimi_ray.llm import ResolvedModel
@@ -69,6 +70,7 @@ _HOMES = {
     "AgentEvent": "session_handle",
     "AgentLeaving": "agent.slots",
     "AgentSlots": "agent.slots",
+    "Approval": "features.permissions",
     "ArchiveResult": "session_lifecycle",
     "ChildEnded": "agent.slots",
     "ChildStarting": "agent.slots",
@@ -140,6 +142,7 @@ __all__ = [
     "AgentEvent",
     "AgentLeaving",
     "AgentSlots",
+    "Approval",
     "ArchiveResult",
     "ChildEnded",
     "ChildStarting",

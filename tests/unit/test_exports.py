@@ -8,8 +8,8 @@ import sys
 import kimi_ray
 
 PUBLIC = """
-Agent AgentAwake AgentError AgentEvent AgentLeaving AgentSlots ArchiveResult ChildEnded ChildStarting ConfigError
-Feature HookSlot IndexStatus Item KimiRayError LifecycleScope Limits LogError Pending Profile PromptGate PromptHandle
+Agent AgentAwake AgentError AgentEvent AgentLeaving AgentSlots Approval ArchiveResult ChildEnded ChildStarting
+ConfigError Feature HookSlot IndexStatus Item KimiRayError LifecycleScope Limits LogError Pending Profile PromptGate PromptHandle
 PromptQueued PromptResult ProviderError ReadStore RequestFailed ResolvedModel ResultRow RolloutContext RunError
 Runtime RuntimeConfig RuntimeFault Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary
 StepStarting StoreError Stream SubagentHandle SubagentResult SummaryPolicy SwarmHandle SwarmProgress SwarmReport

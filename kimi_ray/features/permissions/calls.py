@@ -72,7 +72,8 @@ class Call:
         if self.command is not None:
             where = self.arguments.get("cwd")
             return f"{self.tool}({self.command}{'' if where is None else f' [in {where}]'})"
-        return f"{self.tool}({self.about})" if self.files else self.tool
+        files = ", ".join(self.inside(names.real[0]) for names in self.files)
+        return f"{self.tool}({files})" if files else self.tool
 
     def inside(self, path: str) -> str:
         """The path relative to the working directory, if it is in it."""

@@ -104,7 +104,7 @@ async def test_a_real_call_is_seen_through_links(tmp_path: Path) -> None:
     gate = ToolGate("c", "Read", {"path": "./x/../notes"}, tool, tool.accesses({"path": "./x/../notes"}), 0, 0)
     call = await call_of(gate, environment)
     assert judged(call, "auto", book(("Read(secrets/**)", "deny"))) == "deny rule"
-    assert call.exactly == "Read(notes)"
+    assert (call.about, call.exactly) == ("notes", "Read(secrets/key)")
     await environment.close()
 
 
