@@ -40,6 +40,7 @@ class FakeSubagents:
     runs: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     plans: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     gate: asyncio.Event | None = None
+    ungated: frozenset[str] = frozenset()
     timeouts: set[float | None] = field(default_factory=set[float | None])
 
     def plan(self, profile: str | None = None, model: str | None = None, *, fork: bool = False) -> SubagentPlan:
@@ -85,7 +86,7 @@ class FakeSubagents:
         self.runs.append((agent_id, prompt))
         if on_started is not None:
             on_started()
-        if self.gate is not None:
+        if self.gate is not None and agent_id not in self.ungated:
             await self.gate.wait()
         waiting = self.outcomes.get(self.known[agent_id].get("swarmItem", "")) or self.outcomes.get(agent_id)
         answer = waiting.pop(0) if waiting else SubagentResult(agent_id, "coder", "completed", f"did {prompt}")
@@ -301,22 +302,28 @@ async def test_a_refused_subagent_goes_on_without_another_prompt(monkeypatch: py
 
     monkeypatch.setattr(launch_plan, "RETRY_BASE_MS", 10)
     limited = ProviderError("too many", code="provider.rate_limit")
-    subagents = FakeSubagents(outcomes={"b": [limited]})
+    subagents = FakeSubagents(outcomes={"b": [limited]}, gate=asyncio.Event(), ungated=frozenset({"agent-2"}))
     journal = FakeJournal()
-    tool = made(subagents, journal)
-    subagents.gate = asyncio.Event()
-    running = asyncio.ensure_future(call(tool, **REVIEW, items=["a", "b", "c"]))
+    running = asyncio.ensure_future(call(made(subagents, journal), **REVIEW, items=["a", "b", "c"]))
     async with asyncio.timeout(5):
-        while len(subagents.runs) < 3:
+        while len(subagents.runs) < 4:
             await asyncio.sleep(0)
+    assert subagents.gate is not None
     subagents.gate.set()
     output = await running
-    # by the time of its refusal the others may be done: then it is the only one left, and has failed
-    if len(subagents.runs) == 4:
-        assert subagents.runs[3] == ("agent-2", None) and "<summary>completed: 3</summary>" in output.content
-        assert journal.events == []
-    else:
-        assert [kind for kind, _ in journal.events] == ["subagent/failed"]
+    assert subagents.runs[3] == ("agent-2", None) and "<summary>completed: 3</summary>" in output.content
+    assert journal.events == []  # the port tells of suspensions
+
+
+async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None:
+    limited = ProviderError("too many", code="provider.rate_limit")
+    subagents = FakeSubagents(outcomes={"agent-7": [limited]}, known={"agent-7": {}})
+    journal = FakeJournal()
+    output = await call(made(subagents, journal), description="d", resume_agent_ids={"agent-7": "go"})
+    assert 'mode="resume" agent_id="agent-7" state="started" outcome="failed">too many<' in output.content
+    assert [(kind, data["agent_id"], data["error"]["code"]) for kind, data in journal.events] == [
+        ("subagent/failed", "agent-7", "provider.rate_limit")
+    ]
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------
