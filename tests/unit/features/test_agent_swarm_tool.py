@@ -302,7 +302,9 @@ async def test_a_refused_subagent_goes_on_without_another_prompt(monkeypatch: py
 
     monkeypatch.setattr(launch_plan, "RETRY_BASE_MS", 10)
     limited = ProviderError("too many", code="provider.rate_limit")
-    subagents = FakeSubagents(outcomes={"b": [limited]}, gate=asyncio.Event(), ungated=frozenset({"agent-2"}))
+    subagents = FakeSubagents(
+        outcomes={"b": [limited]}, gate=asyncio.Event(), ungated=frozenset({"agent-2", "agent-3"})
+    )
     journal = FakeJournal()
     running = asyncio.ensure_future(call(made(subagents, journal), **REVIEW, items=["a", "b", "c"]))
     async with asyncio.timeout(5):
