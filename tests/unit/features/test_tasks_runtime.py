@@ -240,3 +240,19 @@ async def test_of_a_long_result_the_model_sees_both_ends_and_can_read_the_rest(t
         # what was asked is in the log: the message derived from it is the one that went over the wire
         messages = json.dumps(await again.main.messages())
         assert json.dumps(shown)[1:-1] in messages
+        child = await workspace.fork(again.id)
+        script(stage, "mine?", Step.call("Read", {"path": f"result:{call_id}", "line_offset": -1}))
+        await ask(child, "mine?")
+        assert said(stage.requests[-1])[-1].startswith("  5000\tline 4999 of a long result é")
+
+
+async def test_a_failed_commands_end_is_in_the_preview_of_its_output(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile=WORKER)
+        script(stage, "go", Step.call("Bash", {"command": "seq 1 40000; echo broken >&2; exit 7"}))
+        await ask(session, "go")
+        shown = said(stage.requests[-1])[-1]
+        assert shown.endswith("39999\n40000\nbroken\n[exit code 7]") and "\n1\n2\n3\n" in shown
+        [result] = [event.data for event in await events_of(session) if event.type == "tool/result"]
+        assert result["error"] == {"code": "tool.exit_code"} and result["exit_code"] == 7
+        assert result["full"]["bytes"] > 200_000
