@@ -77,8 +77,14 @@ class Features:
                     f"has an event type {entry.name!r} that is on the surface, or not named family/what",
                 )
         own = list(feature.services())
-        for service in {service for provider in own for service in provided_by(provider)}:
+        scopes = {service: scope for provider in own for service, scope in provided_by(provider).items()}
+        for service in scopes:
             self._claim("service", service, feature)
+        for name, tool in feature.tools().items():
+            if scopes.get(tool) not in (None, LifecycleScope.AGENT):
+                raise _refused(
+                    _class_name(feature), f"would have agents share its tool {name}: give it the AGENT scope"
+                )
         self._providers.extend(own)
         return feature.event_types()
 

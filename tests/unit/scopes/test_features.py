@@ -102,6 +102,13 @@ def test_a_feature_that_cannot_be_one(brings: dict[str, Any]) -> None:
     assert refused(Plain(**brings)).code == "config.feature"
 
 
+def test_a_tool_that_agents_would_share_is_refused() -> None:
+    shared = Provider(scope=LifecycleScope.APP)
+    shared.provide(Station)
+    error = refused(Plain(services=[shared], tools={"S": Station}))
+    assert error.code == "config.feature" and "would have agents share its tool S" in error.message
+
+
 def test_a_feature_that_raises_is_named() -> None:
     class Raising(Feature):
         name: ClassVar[str] = "raising"
