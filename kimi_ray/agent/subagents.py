@@ -32,7 +32,8 @@ class SubagentPlan:
     """What a child would be. With ``fork`` it begins with the caller's history, and is what the caller is."""
 
     profile: Profile
-    model: ResolvedModel
+    model: ResolvedModel | None
+    """None: the caller's, which only its session knows how to reach."""
     fork: bool = False
 
 
@@ -76,7 +77,7 @@ class Subagents(Protocol):
 
         Args:
             profile: None is ``coder``. Must be allowed by the caller's ``Profile.subagents``. Not looked at for a fork.
-            model: None is the profile's, else the caller's.
+            model: A configured one. None is the profile's, else the caller's.
             fork: The caller's own profile, model and history.
 
         Raises:

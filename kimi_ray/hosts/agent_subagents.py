@@ -23,7 +23,7 @@ from kimi_ray.agent.subagents import (
     SummaryPolicy,
 )
 from kimi_ray.config import RuntimeConfig, load_models
-from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.errors import AgentError, ConfigError, KimiRayError
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster
@@ -79,13 +79,9 @@ class AgentSubagents:
         self._config = config
         self._cluster = cluster
         self._id = spec.stream.agent_id
-        session = SessionCalls(
-            cluster,
-            courier.registry,
-            spec.stream.session_id,
-            self._session_spec if self._id == MAIN else None,
-        )
-        self._calls = SubagentCalls(courier, session, self._id, self._resolve, by_agent=True)
+        resume = self._session_spec if self._id == MAIN else None
+        self._session = SessionCalls(cluster, courier.registry, spec.stream.session_id, resume)
+        self._calls = SubagentCalls(courier, self._session, self._id, self._resolve, by_agent=True)
         self._fresh: dict[str, SubagentPlan] = {}
         self._stops: dict[str, asyncio.Event] = {}
         self._running: set[asyncio.Task[Any]] = set()
@@ -113,8 +109,9 @@ class AgentSubagents:
                 hint=f"it may start {', '.join(allowed)}" if allowed else "it may start none",
                 details={"profile": name, "allowed": list(allowed)},
             )
-        said = model or bound.model
-        return SubagentPlan(bound, self._own_model() if said is None else self._resolve(said))
+        if model is not None:
+            return SubagentPlan(bound, self._chosen(model))
+        return SubagentPlan(bound, self._own_model() if bound.model is None else self._resolve(bound.model))
 
     async def spawn(
         self,
@@ -204,6 +201,7 @@ class AgentSubagents:
     async def close(self) -> None:
         """The caller is over: its children's runs end with it. Bounded."""
         self._closed = True
+        self._session.leave()
         for stop in self._stops.values():
             stop.set()
         own = asyncio.current_task()
@@ -233,10 +231,28 @@ class AgentSubagents:
         own = [tool.name for tool in self._spec.user_tools if tool.name in self._spec.profile.tools]
         return profile.model_copy(update={"tools": tuple(dict.fromkeys([*profile.tools, *own]))}) if own else profile
 
-    def _own_model(self) -> ResolvedModel:
-        """The caller's model now: it may have been switched since it came to life."""
+    def _own_model(self) -> ResolvedModel | None:
+        """The caller's model, or None when it was switched to one that only its session was told how to reach."""
         name = self._journal.fold.model_name
-        return self._spec.model if name in (None, self._spec.model.name) else self._resolve(str(name))
+        return self._spec.model if name in (None, self._spec.model.name) else None
+
+    def _chosen(self, name: str) -> ResolvedModel | None:
+        """The model that the caller's model asked for: a configured one, or its own. Others are no business of it.
+
+        Raises:
+            ConfigError: ``model.not_configured``, ``model.no_api_key``.
+        """
+        if name in (self._spec.model.name, self._journal.fold.model_name):
+            return self._own_model()
+        configured = load_models(self._config)
+        if name not in configured:
+            raise ConfigError(
+                f"no model {name!r} is configured",
+                code="model.not_configured",
+                hint=f"leave it out for your own; configured are {', '.join(sorted(configured)) or 'none'}",
+                details={"model": name, "configured": sorted(configured)},
+            )
+        return self._resolve(name)
 
     def _resolve(self, name: str) -> ResolvedModel:
         if name == self._spec.model.name:
@@ -261,7 +277,7 @@ class AgentSubagents:
         """How the main agent has its own session brought back."""
         spec, claim = self._spec, new_ulid()
         header = self._journal.log.header
-        own = replace(spec, header=None, nonce=new_ulid(), claim=claim, model=self._own_model())
+        own = replace(spec, header=None, nonce=new_ulid(), claim=claim, model=self._own_model() or spec.model)
         kind = spec.workdir.kind if spec.workdir is not None else "none"
         pinned = kind == "shared" and not self._config.workspace_shared
         return SessionSpec(

@@ -46,8 +46,14 @@ class SessionCalls:
         self._resume = resume
         self._within_s = within_s
         self._host: str | None = None
+        self._left = False
         self._finding = asyncio.Lock()
         self.id = session_id
+
+    def leave(self) -> None:
+        """The caller is over: what is still to be said is said to the session while it is there, and it is not brought
+        back for it."""
+        self._left = True
 
     async def call(self, method: str, *args: Any, group: Group = "default", timeout_s: float = CALL_S) -> Any:
         """Call the session's host for something that may be asked twice.
@@ -70,7 +76,7 @@ class SessionCalls:
                         raise
                     error = failed
                     await self._lost(host, failed)
-            if loop.time() + pause_s >= deadline:
+            if (self._left and host is None) or loop.time() + pause_s >= deadline:
                 raise self._gone() from error
             await asyncio.sleep(pause_s)
             pause_s = min(_PAUSE_MAX_S, pause_s * 2)
@@ -80,7 +86,7 @@ class SessionCalls:
         async with self._finding:
             if self._host is None:
                 self._host = await self._registry.find_session(self.id)
-            if self._host is None and self._resume is not None:
+            if self._host is None and self._resume is not None and not self._left:
                 self._host = await self._bring_back(self._resume())
             return self._host
 

@@ -263,11 +263,14 @@ class SessionSubagents:
         if len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
         log = live.log_of(spec.caller)
-        log.add([ended_entry(spec)])
+        told = run is None or not run.by_agent or live.host_of(spec.caller) is not None or live.in_swarm(spec.caller)
+        if told:
+            log.add([ended_entry(spec)])
         if run is not None:
             self._drop(run)
         live.recovery.drop_run(spec.agent_id)
-        await log.flush()
+        if told:  # else the caller has ended for good, and is not brought back for it
+            await log.flush()
         await live.tell_main()
         if run is not None:
             self._watch.rest(spec.agent_id)

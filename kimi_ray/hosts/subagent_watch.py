@@ -239,6 +239,7 @@ class SubagentWatch:
                     return
                 await live.close_agents(agent.host, [agent.spec.stream], force=False)
                 live.agents.pop(agent_id, None)
+                live.drop_log(agent_id)
         except KimiRayError as error:
             self.last_error = error  # it stays as it is
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
 from kimi_ray.hosts.subagent_words import BeginSubagent
+from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.store.seam import Stream
 from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
@@ -636,3 +638,53 @@ async def test_a_program_that_is_gone_leaves_no_child_at_work_for_ever(
         assert ended["status"] == "completed"
         assert (await session.run_subagent("more", resume="agent-1")).text == "did more"
         assert stage.seen["its task"] == 1
+
+
+async def test_a_model_may_name_configured_models_only(tmp_path: Path) -> None:
+    models = {"other": {"provider": "scripted", "script": "kimi_ray_test_models:answer"}}
+    async with running(tmp_path, models=models) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        stage.faults["go"] = [ask("look", model="scripted:os:getcwd"), ask("look", model="other"), Step(text="ok")]
+        stage.faults["look"] = [Step(text=LONG)]
+        await (await session.main.submit("go")).result()
+        refused, done = await results(session)
+        assert refused.startswith("subagent error: no model 'scripted:os:getcwd' is configured")
+        assert "status: completed" in done
+        assert [data["model"] for kind, data in await told(session) if kind == "subagent/spawned"] == ["other"]
+
+
+async def test_a_switched_model_is_the_childs_too(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        sys.modules["kimi_ray_test_models"].answer2 = stage.answer  # type: ignore[attr-defined]
+        await session.main.set_model("scripted:kimi_ray_test_models:answer2")
+        stage.faults["go"] = [ask("look")]
+        stage.faults["look"] = [Step(text=LONG)]
+        await (await session.main.submit("go")).result()
+        assert [data["model"] for kind, data in await told(session) if kind == "subagent/spawned"] == [
+            "scripted:kimi_ray_test_models:answer2"
+        ]
+
+
+async def test_a_closed_session_is_not_brought_back_by_its_agents(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        holds = asyncio.Event()
+
+        async def answer(request: ChatRequest) -> Step:
+            step = await stage.answer(request)
+            if stage.prompt(request) == "look":
+                await holds.wait()
+            return step
+
+        sys.modules["kimi_ray_test_models"].answer = answer  # type: ignore[attr-defined]
+        session = await begin(runtime, tmp_path, model, profile="agent")
+        stage.faults["go"] = [ask("look", run_in_background=True)]
+        await (await session.main.submit("go")).result()
+        await until(lambda: stage.seen["look"])
+        await session.close()
+        assert stage.seen["look"] == 1
+        (host,) = await hosts_of(runtime, "sessions")
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            ping = await cluster_of(runtime).peer(host).call("ping", timeout_s=5.0, group="control")
+            assert ping["sessions"] == []
