@@ -202,7 +202,8 @@ async def test_a_cancelled_call_leaves_the_server_as_it_is() -> None:
     [("dies", "no such database"), ("garbage", "hello, I am no server"), ("silent", "did not answer within")],
 )
 async def test_a_server_that_cannot_be_reached_costs_its_tools_only(kind: str, told: str) -> None:
-    async with serving(bad=settings(kind, connect_timeout_s=1.0), good=settings()) as servers:
+    patience_s = 20.0 if kind == "dies" else 2.0
+    async with serving(bad=settings(kind, connect_timeout_s=patience_s), good=settings()) as servers:
         agent = Looker(servers)
         tools = await agent.look("Read", "mcp__*", "mcp__bad__named")
         assert "mcp__good__add" in tools and {name for name in tools if "bad" in name} == {"mcp__bad__named"}
@@ -214,7 +215,7 @@ async def test_a_server_that_cannot_be_reached_costs_its_tools_only(kind: str, t
         assert len(agent.log.notes) == 2
         began = time.monotonic()
         later = Looker(servers)
-        assert "mcp__good__add" in await later.look() and time.monotonic() - began < 0.9
+        assert "mcp__good__add" in await later.look() and time.monotonic() - began < 1.9, "it does not try at once again"
         assert len(later.log.notes) == 1
 
 
