@@ -15,6 +15,8 @@ from kimi_ray.settings import Isolation, Limits, Profile, Sampling, Settings, Wo
 
 _WRITING_TOOLS = ("Bash", "Write", "Edit", "Agent", "AgentSwarm")
 """Agent and AgentSwarm, since the agents that they start may have the others."""
+_FOLLOWING_TOOLS = ("TaskList", "TaskOutput", "TaskStop", "WaitFor")
+"""They follow what Bash and Agent start in the background."""
 
 
 def _bad_setting(place: str, why: str) -> RunError:
@@ -50,7 +52,8 @@ class SwarmSettings(Settings):
     model: str | None = None
     system_prompt: str | None = None
     tools: tuple[str, ...] | None = None
-    """None: the profile's tools less those that write: Bash, Write, Edit, and Agent and AgentSwarm."""
+    """None: the profile's tools less those that write (Bash, Write, Edit, Agent and AgentSwarm) and those that follow
+    background tasks."""
     sampling: Sampling | None = None
     limits: Limits | None = None
     workdir: Workdir | None = None
@@ -64,7 +67,7 @@ class SwarmSettings(Settings):
         """The tools that each rollout gets."""
         if self.tools is not None:
             return self.tools
-        return tuple(name for name in self.profile.tools if name not in _WRITING_TOOLS)
+        return tuple(name for name in self.profile.tools if name not in (*_WRITING_TOOLS, *_FOLLOWING_TOOLS))
 
     def check_shared_writes(self, items: tuple[RunItem, ...], rollouts: int) -> None:
         """Refuse several agents with writing tools in one directory.

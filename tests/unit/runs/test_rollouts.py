@@ -13,6 +13,9 @@ WRITER = Profile(name="coder", tools=("Read", "Write", "Edit", "Bash"))
 
 def test_a_swarm_has_the_profiles_tools_less_those_that_write() -> None:
     assert SwarmSettings(profile=WRITER).tool_names == ("Read",)
+    following = ("Read", "TodoList", "TaskList", "TaskOutput", "TaskStop", "WaitFor")
+    assert SwarmSettings(profile=Profile(name="p", tools=following)).tool_names == ("Read", "TodoList")
+    assert SwarmSettings(profile=WRITER, tools=following).tool_names == following
     assert SwarmSettings(profile=WRITER, tools=("Write",)).tool_names == ("Write",)
     assert SwarmSettings(profile=WRITER, tools=()).tool_names == ()
 
