@@ -151,8 +151,8 @@ class LeasedSlots:
         self._places = max(0, portion.places - sum(self._tally.refused.values()))
         self._limit = portion.limit
         self._cuts = portion.cuts
-        if portion.pause_s > 0:
-            self._pause(portion.pause_s)
+        known = self._clock() + portion.pause_s
+        self._paused_until = max(known, self._paused_until) if self._tally.retry_after_s else known
         self._serve()
 
     def take_back(self, unheard: PlacesWanted) -> None:

@@ -76,6 +76,12 @@ def test_a_single_refusal_cuts_a_tenth_and_all_refused_a_quarter_stays() -> None
     assert refused(AdaptiveLimit(start=100), 100, in_use=0) == 25
 
 
+def test_a_refusal_far_below_the_limit_cuts_a_tenth() -> None:
+    limit = AdaptiveLimit(start=40)
+    assert refused(limit, 1, in_use=3) == 36
+    assert went_well(limit) == 38, "it comes back below what it was"
+
+
 def test_the_floor_is_one() -> None:
     limit = AdaptiveLimit(start=2)
     for _ in range(10):
@@ -122,12 +128,29 @@ def test_retry_after_stops_all_and_makes_tries_rare() -> None:
     assert limit.paused_until == 110.0
     while went_well(limit, 111.0) < 18:
         pass
-    assert went_well(limit, 340.0) == 18, "a try may cost ten seconds: not every five"
-    assert went_well(limit, 351.0) == 19
+    assert went_well(limit, 219.0) == 18, "a try may cost ten seconds: not every five"
+    assert went_well(limit, 221.0) == 19
     # a shorter one does not shorten it
     limit.take(Tally(retry_after_s=30.0), 400.0, in_use=1, wanted=1)
     limit.take(Tally(retry_after_s=1.0), 401.0, in_use=1, wanted=1)
     assert limit.paused_until == 430.0
+
+
+def test_while_nothing_is_served_there_is_no_second_cut_and_all_wait_longer_each_time() -> None:
+    limit = AdaptiveLimit(start=16)
+    assert refused(limit, 16, 100.0, in_use=0) == 4
+    pauses: list[float] = []
+    now = 100.0
+    for _ in range(8):
+        assert refused(limit, 4, now, in_use=0) == 4
+        pauses.append(limit.paused_until - now)
+        assert refused(limit, 4, now, in_use=0) == 4, "what began before it counts for the same"
+        now = limit.paused_until
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    refused(limit, 1, now)
+    limit.take(Tally(served=1), now + 1, in_use=1, wanted=1)
+    assert limit.paused_until == 0.0, "it serves again"
+    assert limit.cuts == 1
 
 
 def test_failures_of_the_server_hold_it_and_cut_nothing() -> None:
@@ -176,7 +199,7 @@ def test_whatever_happens_it_stays_within_its_bounds_and_changes_are_told(
             told = change.limit
         assert limit.limit == told
         assert 1 <= limit.limit <= (most or 10_000_000)
-        assert limit.paused_until >= paused
+        assert limit.paused_until >= paused or served, "only being served ends a pause early"
 
 
 @dataclass
@@ -193,6 +216,8 @@ class Simulation:
     backoff: float = 0.5
     retry_after: float = 0.0
     report: float = 0.5
+    per_window: int | None = None
+    """Requests that are taken in each ten seconds; a ``retry_after`` then leads into the next ten."""
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
     def served(self, limit: AdaptiveLimit, until: float) -> int:
@@ -200,6 +225,7 @@ class Simulation:
         number = itertools.count()
         waiting, in_use, at_server, served, peak = self.clients, 0, 0, 0, 0
         tally, now, paused = Tally(), 0.0, 0.0
+        taken: dict[int, int] = {}
 
         def later(seconds: float, what: str, cuts: int = 0) -> None:
             heapq.heappush(events, (now + seconds, next(number), what, cuts))
@@ -208,7 +234,9 @@ class Simulation:
         while True:
             while waiting and in_use < limit.limit and now >= paused:
                 waiting, in_use = waiting - 1, in_use + 1
-                if at_server >= self.bears:
+                window = int(now // 10)
+                taken[window] = taken.get(window, 0) + 1
+                if at_server >= self.bears or taken[window] > (self.per_window or 10**9):
                     later(0.01, "refused", limit.cuts)
                 else:
                     at_server += 1
@@ -227,10 +255,11 @@ class Simulation:
             if what == "refused":
                 in_use -= 1
                 tally.refused[cuts] = tally.refused.get(cuts, 0) + 1
-                if self.retry_after:
-                    tally.retry_after_s = self.retry_after
-                    paused = max(paused, now + self.retry_after)
-                later(self.retry_after or self.backoff * self.rng.uniform(1, 2), "back")
+                wait = self.retry_after and (10 - now % 10 if self.per_window else self.retry_after)
+                if wait:
+                    tally.retry_after_s = max(wait, tally.retry_after_s)
+                    paused = max(paused, now + wait)
+                later(wait or self.backoff * self.rng.uniform(1, 2), "back")
             if what == "report":
                 later(self.report, "report")
             limit.take(tally, now, in_use=in_use, wanted=peak)
@@ -259,3 +288,16 @@ def test_its_throughput_is_within_a_tenth_of_the_best_fixed_one(bears: int, seco
     )
     adaptive = Simulation(bears, seconds=seconds, retry_after=retry_after).served(AdaptiveLimit(), until)
     assert adaptive >= 0.9 * fixed, (adaptive, fixed)
+
+
+@pytest.mark.parametrize(("per_window", "seconds"), [(60, 1.0), (300, 2.0), (40, 8.0)])
+def test_a_server_that_counts_requests_a_minute_and_says_how_long_is_used_well_too(
+    per_window: int, seconds: float
+) -> None:
+    def served(limit: AdaptiveLimit) -> int:
+        simulation = Simulation(10**6, seconds=seconds, retry_after=1.0, per_window=per_window)
+        return simulation.served(limit, 600.0)
+
+    fixed = max(served(AdaptiveLimit(places, adaptive=False)) for places in (10, 20, 40, 80))
+    adaptive = served(AdaptiveLimit())
+    assert adaptive >= 0.85 * fixed, (adaptive, fixed)
