@@ -269,13 +269,19 @@ class AgentHooks:
 
     async def _told(self, event: str, value: str, fields: Mapping[str, Any], about: str | None) -> None:
         try:
-            await self._ask(event, value, fields, about=about)
+            await self._ask(event, value, fields, about=about, background=True)
         except KimiRayError as error:
             # The log is somebody else's by now, or cannot be stored: nobody waits for this, and its writer is told.
             _logger.warning("%s: the hooks of %s left no record: %s", self._spec.stream, event, error)
 
     async def _ask(
-        self, event: str, value: str, fields: Mapping[str, Any], *, about: str | None = None
+        self,
+        event: str,
+        value: str,
+        fields: Mapping[str, Any],
+        *,
+        about: str | None = None,
+        background: bool = False,
     ) -> list[Verdict]:
         """Run the hooks of an event that match, side by side; what each said, in the order of the config."""
         if event not in self._table:
@@ -285,15 +291,17 @@ class AgentHooks:
         hooks = self._table.matching(event, value, cwd)
         if not hooks:
             return []
-        return await _all(self._one(event, hook, cwd, fields, about) for hook in hooks)
+        return await _all(self._one(event, hook, cwd, fields, about, background=background) for hook in hooks)
 
-    async def _one(self, event: str, hook: Hook, cwd: str, fields: Mapping[str, Any], about: str | None) -> Verdict:
+    async def _one(
+        self, event: str, hook: Hook, cwd: str, fields: Mapping[str, Any], about: str | None, *, background: bool
+    ) -> Verdict:
         said: dict[str, Any] = {"event": event, "command": hook.settings.command}
         if about is not None:
             said["about"] = about
         invoked = self._journal.append("hook/invoked", said)
         try:
-            end = await self._run(event, hook, cwd, fields)
+            end = await self._run(event, hook, cwd, fields, background=background)
         except asyncio.CancelledError:
             self._record_killed(said, invoked.seq)
             raise
@@ -312,7 +320,9 @@ class AgentHooks:
         self._journal.append("hook/result", data)
         return verdict
 
-    async def _run(self, event: str, hook: Hook, cwd: str, fields: Mapping[str, Any]) -> CommandEnd:
+    async def _run(
+        self, event: str, hook: Hook, cwd: str, fields: Mapping[str, Any], *, background: bool
+    ) -> CommandEnd:
         stream = self._spec.stream
         base = {
             "session_id": stream.session_id,
@@ -330,6 +340,7 @@ class AgentHooks:
             cwd=hook.directory(cwd),
             env=scrubbed_environment(hook.settings.env),
             timeout_s=hook.settings.timeout_s,
+            background=background,
         )
 
     def _record_broken(self, event: str) -> None:

@@ -22,7 +22,8 @@ from typing import BinaryIO
 from kimi_ray.tools import supervisor
 
 MAX_CONCURRENT = 16
-"""Hooks of one process that run at once; further ones wait for a place, and their time-out with them."""
+"""Hooks of one process that run at once, of those that agents wait for and again of those in the background; further
+ones wait for a place, and their time-outs with them."""
 STREAM_BYTES = 1 << 20
 """What is kept of a hook's stdout, and of its stderr; the rest is read and dropped."""
 TERM_GRACE_S = 0.1
@@ -50,14 +51,23 @@ class HookProcesses:
     """Runs the hooks of all agents of a process, so many at a time.
 
     Args:
-        max_concurrent: Most commands at once.
+        max_concurrent: Most commands at once, of each kind.
     """
 
     def __init__(self, max_concurrent: int = MAX_CONCURRENT) -> None:
-        self._places = asyncio.Semaphore(max_concurrent)
+        # Apart, so that no guard waits behind notices that hang.
+        self._asked = asyncio.Semaphore(max_concurrent)
+        self._told = asyncio.Semaphore(max_concurrent)
 
     async def run(
-        self, command: str, stdin: bytes, *, cwd: str, env: Mapping[str, str], timeout_s: float
+        self,
+        command: str,
+        stdin: bytes,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        timeout_s: float,
+        background: bool = False,
     ) -> CommandEnd:
         """Run a command through the shell to its end; what it leaves running is killed. Never raises for the command.
 
@@ -69,8 +79,9 @@ class HookProcesses:
             cwd: Its directory.
             env: All of its environment.
             timeout_s: Seconds from its start.
+            background: No agent waits for it.
         """
-        async with self._places:
+        async with self._told if background else self._asked:
             started = time.monotonic()
             try:
                 with _input(stdin) as given:

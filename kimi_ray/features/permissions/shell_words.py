@@ -360,6 +360,8 @@ class _Reader:
         self._at += 2
         while self._at < len(self._text):
             char = self._text[self._at]
+            if self._text.startswith("\\'", self._at):
+                self._found.hide("a quote in $' '")  # a plain sh ends the string there
             self._at += 2 if char == "\\" else 1
             if char == "'":
                 return

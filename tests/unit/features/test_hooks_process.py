@@ -136,6 +136,20 @@ async def test_so_many_run_at_once_and_no_more(tmp_path: Path) -> None:
     assert [end.exit_code for end in await asyncio.gather(*work)] == [0] * 5
 
 
+async def test_one_that_an_agent_waits_for_does_not_wait_behind_notices_that_hang(tmp_path: Path) -> None:
+    processes = HookProcesses(max_concurrent=1)
+    where = {"cwd": str(tmp_path), "env": scrubbed_environment()}
+    hanging = [
+        asyncio.create_task(processes.run("touch begun; sleep 600", b"", **where, timeout_s=60, background=True))
+        for _ in range(3)
+    ]
+    await until((tmp_path / "begun").exists)
+    assert (await processes.run("echo asked", b"", **where, timeout_s=10)).stdout == "asked\n"
+    for task in hanging:
+        task.cancel()
+    await asyncio.wait(hanging)
+
+
 # -- what its end means ---------------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,7 @@ DODGES = [
     "X=rm; $X x",
     "${X} x",
     "$'\\x72m' x",
+    "echo $'\\'; rm x #'",
     "{rm,x}",
     "/bin/r? x",
     "/bin/[r]m x",
