@@ -82,9 +82,11 @@ class RolloutFunctionAgent(LiveAgent):
 
     async def close(self, *, cause: str = "closed") -> None:
         """See ``LiveAgent.close``: the function is cancelled first, and has ``GRACE_S``."""
+        self._closed = True
         running = self._running
         if running is not None and not running.done():
-            self.cancel(None, cause)
+            if self.failure is None:
+                self.cancel(None, cause)
             self._end_function(cause, None)
             await asyncio.wait([running])
         await super().close(cause=cause)

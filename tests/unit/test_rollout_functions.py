@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -434,3 +435,83 @@ async def test_an_agent_that_ran_a_function_can_be_spoken_to_afterwards(tmp_path
         (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
         agent = session.agent(row.agent_id)
         assert (await (await agent.submit("second")).result(10)).text == "did second"
+
+
+async def test_a_turn_without_a_message_and_a_continued_conversation(tmp_path: Path) -> None:
+    async def rollout(ctx: RolloutContext) -> Any:
+        await ctx.agent.ask("one")
+        again = await ctx.agent.continue_turn()
+        return [again.text, again.state, len(await ctx.agent.messages())]
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await _session(runtime, tmp_path, model)
+        (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
+        assert row.output == ["did one", "completed", 3], row.error
+
+
+async def test_closing_the_session_ends_functions_and_leaves_their_logs_whole(tmp_path: Path) -> None:
+    kept = Kept()
+
+    async def rollout(ctx: RolloutContext) -> Any:
+        kept.calls += 1
+        try:
+            await (ctx.agent.ask("hang") if ctx.item == "asks" else asyncio.sleep(60))
+        finally:
+            kept.ended += 1
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await _session(runtime, tmp_path, model)
+        stage.gate.clear()
+        handle = await session.start_swarm(None, ["asks", "works"], rollout=rollout, **BARE)
+        await stage.until_running(1)
+        async with asyncio.timeout(20):
+            while kept.calls < 2:
+                await asyncio.sleep(0.005)
+            await session.close()
+        assert kept.ended == 2 and stage.running == 0
+        with contextlib.suppress(KimiRayError):
+            await handle.result(20)
+        again = await runtime.workspace(tmp_path / "work").resume(session.id, model=model)
+        children = [one["agent_id"] for one in await again.agents() if one["agent_id"] != "main"]
+        assert len(children) == 2
+        for agent_id in children:
+            events = await _events(again, agent_id)
+            kinds = Counter(event.type for event in events)
+            assert kinds["prompt/submitted"] == kinds["prompt/completed"] > 0
+            assert kinds["turn/start"] == kinds["turn/end"]
+
+
+async def test_prompts_of_others_run_beside_the_function(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def rollout(ctx: RolloutContext) -> Any:
+        await ctx.agent.ask("mine")
+        asked.set()
+        while len(await ctx.agent.messages()) < 4:
+            await asyncio.sleep(0.005)
+        return (await ctx.agent.ask("mine again")).text
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await _session(runtime, tmp_path, model)
+        handle = await session.start_swarm(None, ["a"], rollout=rollout, **BARE)
+        async with asyncio.timeout(20):
+            await asked.wait()
+            agent_id = next(one["agent_id"] for one in await session.agents() if one["agent_id"] != "main")
+            other = await (await session.agent(agent_id).submit("from outside")).result(10)
+        assert other.text == "did from outside"
+        (row,) = (await handle.result(20)).rows
+        assert (row.output, row.turns) == ("did mine again", 3)
+
+
+async def test_a_gate_that_blocks_what_is_asked_is_told_to_the_function(tmp_path: Path) -> None:
+    hook = {"event": "UserPromptSubmit", "command": "grep -q forbidden && { echo not that >&2; exit 2; } || exit 0"}
+
+    async def rollout(ctx: RolloutContext) -> Any:
+        first = await ctx.agent.ask("forbidden", check=False)
+        second = await ctx.agent.ask("allowed")
+        return [first.state, second.text]
+
+    async with running(tmp_path, hooks=[hook]) as (runtime, _stage, model):
+        session = await _session(runtime, tmp_path, model)
+        (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
+        assert row.output == ["blocked", "did allowed"], row.error
