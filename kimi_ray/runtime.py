@@ -324,7 +324,12 @@ class Connecting:
     async def _connect(self) -> Runtime:
         home, address, namespace, config, runtime_env, settings = self._arguments
         loaded = load_config(home, config, address=address, namespace=namespace, **settings)
-        features = load_features(loaded)  # what cannot be loaded here is told before anything is started
+        # What cannot be loaded, or does not fit, is told before anything is started.
+        features = load_features(loaded)
+        if not features.only_builtin:
+            from kimi_ray.hosts.agent_host import host_container
+
+            host_container(features, {})
         if loaded.address == IN_PROCESS:
             if runtime_env:
                 raise ConfigError(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dishka import Provider
+from dishka import AsyncContainer, Provider
 
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
@@ -57,6 +58,16 @@ def host_services() -> list[Provider]:
     return [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
 
 
+def host_container(features: Features, values: Mapping[type, Any]) -> AsyncContainer:
+    """The App container of a host of agents, with what Features bring.
+
+    Raises:
+        ConfigError: ``config.assembly`` for services that do not fit together; ``config.feature``.
+    """
+    own = host_services()
+    return assemble([*own, *features.services(own)], values, features.asked())
+
+
 class AgentHost(PermissionCalls):
     """Holds living agents.
 
@@ -100,12 +111,7 @@ class AgentHost(PermissionCalls):
         self._cluster = cluster
         self._config = config
         features = self._features = load_features(config)
-        own = host_services()
-        self._app = assemble(
-            [*own, *features.services(own)],
-            {RuntimeConfig: config, Cluster: cluster, Features: features},
-            features.asked(),
-        )
+        self._app = host_container(features, {RuntimeConfig: config, Cluster: cluster, Features: features})
         self._scopes = HostScopes(self._app, features)
         self._agents: dict[Stream, LiveAgent] = {}
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}

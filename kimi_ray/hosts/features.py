@@ -104,6 +104,11 @@ class Features:
             details={"kind": kind, "name": name},
         )
 
+    @property
+    def only_builtin(self) -> bool:
+        """Whether there is none but those of kimi-ray itself."""
+        return all(type(feature) in BUILTIN for feature in self._features)
+
     def services(self, builtin: Sequence[Provider]) -> list[Provider]:
         """The providers of all, and one for the classes that Features name and nobody provides.
 

@@ -174,3 +174,29 @@ def reader(request: ChatRequest) -> Step:
     if last["type"] != "tool-result":
         return Step.call("Read", {"path": "note.txt"})
     return Step(text=last["content"][0]["text"])
+
+
+class Ledger:
+    """Session scope; needs what needs it."""
+
+    def __init__(self, clerk: Clerk) -> None:
+        self.clerk = clerk
+
+
+class Clerk:
+    """Agent scope."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+
+class Circular(Feature):
+    """Its services do not fit together."""
+
+    name: ClassVar[str] = "circular"
+
+    def on_session(self) -> Sequence[type]:
+        return [Ledger]
+
+    def on_agent(self) -> Sequence[type]:
+        return [Clerk]

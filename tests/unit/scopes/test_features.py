@@ -19,9 +19,8 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.events.catalog import EventType
 from kimi_ray.events.payloads import Payload
 from kimi_ray.hosts import features as features_module
-from kimi_ray.hosts.agent_host import host_services
+from kimi_ray.hosts.agent_host import host_container
 from kimi_ray.hosts.features import Features, load_features
-from kimi_ray.scopes import assemble
 from tests.unit.scopes import sample_features
 from tests.unit.scopes.sample_features import STATIONS, Station, StationProvider, Weather
 
@@ -47,8 +46,7 @@ class Other(Plain):
 def refused(*features: Feature) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         loaded = Features(features)
-        own = host_services()
-        assemble([*own, *loaded.services(own)], {}, loaded.asked())
+        host_container(loaded, {})
     return caught.value
 
 
@@ -141,8 +139,7 @@ def test_a_service_of_kimi_ray_is_replaced_only_on_purpose() -> None:
     assert error.code == "config.assembly"
     assert "Journal is provided twice" in error.message and "override=True" in (error.hint or "")
     loaded = Features([Plain(services=[MyJournal(override=True)])])
-    own = host_services()
-    assemble([*own, *loaded.services(own)], {})
+    host_container(loaded, {})
     both = refused(Plain(services=[MyJournal(override=True)]), Other(services=[MyJournal(override=True)]))
     assert both.code == "config.feature" and "Journal" in both.message
 
@@ -167,8 +164,7 @@ def test_classes_that_a_feature_names_need_no_provider() -> None:
         def __init__(self, journal: Journal) -> None: ...
 
     loaded = Features([Plain(on_agent=[Thing], on_session=[Station], tools={"T": Thing})])
-    own = host_services()
-    assemble([*own, *loaded.services(own)], {}, loaded.asked())
+    host_container(loaded, {})
 
 
 def test_a_session_service_that_needs_an_agent_s_is_refused() -> None:
@@ -195,13 +191,14 @@ def test_a_constructor_that_says_too_little() -> None:
         (f"{SAMPLE}:Station", "is no subclass of kimi_ray.Feature"),
         (SAMPLE, "cannot be imported"),
         ("tests.unit.scopes.test_features:Unbuildable", "cannot be built: not today"),
+        (f"{SAMPLE}:Circular", "in a circle: Ledger -> Clerk -> Ledger"),
     ],
 )
 async def test_a_feature_that_cannot_be_loaded_is_told_at_the_connect(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         async with Runtime.connect(tmp_path / "home", "in-process", features=(name,)):
             pass
-    assert caught.value.code == "config.feature" and words in caught.value.message
+    assert caught.value.code in ("config.feature", "config.assembly") and words in caught.value.message
     assert not (tmp_path / "home").exists(), "nothing was started"
 
 
@@ -439,8 +436,7 @@ def test_the_page_s_first_example_is_a_feature() -> None:
     space: dict[str, Any] = {}
     exec(code, space)
     loaded = Features([space["RulesFeature"]()])
-    own = host_services()
-    assemble([*own, *loaded.services(own)], {}, loaded.asked())
+    host_container(loaded, {})
     slots = AgentSlots()
     space["HouseRules"](slots)
     assert slots.tool.handlers == ("house rules",)
