@@ -19,7 +19,7 @@ from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.runtime import Runtime
 from kimi_ray.settings import Limits, Profile
-from tests.unit.runtime_fixtures import MODULE, running
+from tests.unit.runtime_fixtures import MODULE, Stage, running
 
 LEAD = Profile(name="lead", tools=("AgentSwarm", "Glob"), subagents=("coder", "explore"))
 MODELS = {"m": {"provider": "scripted", "script": f"{MODULE}:answer", "max_attempts": 1}}
@@ -143,8 +143,10 @@ async def test_a_swarm_of_twelve_and_the_failed_ones_after_a_restart(tmp_path: P
         assert sorted(agent_id for agent_id, prompt in play.prompts if prompt == "continue") == sorted(failed)
 
 
-async def test_nothing_starts_when_the_swarm_is_not_the_only_call(tmp_path: Path) -> None:
-    async with running(tmp_path, models=MODELS) as (runtime, _, _):
+async def test_nothing_starts_and_nobody_is_asked_when_the_swarm_is_not_the_only_call(tmp_path: Path) -> None:
+    hook = {"event": "PreToolUse", "command": f"cat >> {tmp_path / 'asked'}"}
+    rule = {"tool": "Glob", "decision": "deny"}
+    async with running(tmp_path, models=MODELS, hooks=[hook], permissions=[rule]) as (runtime, _, _):
         play = Play()
         call = {"description": "d", "prompt_template": "{{item}}", "items": ["a", "b"]}
         both = (ToolCall("AgentSwarm", json.dumps(call)), ToolCall("Glob", '{"pattern": "*"}'))
@@ -154,7 +156,8 @@ async def test_nothing_starts_when_the_swarm_is_not_the_only_call(tmp_path: Path
         events = [event async for event in session.main.events()]
         errors = [event.data["error"]["code"] for event in events if event.type == "tool/result"]
         assert errors == ["validation.failed"] * 2
-        assert "subagent/spawned" not in {event.type for event in events}
+        assert not {"subagent/spawned", "permission/decided", "hook/invoked"} & {event.type for event in events}
+        assert not (tmp_path / "asked").exists()
         assert play.prompts == []
 
 
@@ -189,6 +192,45 @@ async def test_a_cancel_ends_all_subagents_and_the_result_says_how_far_they_came
         async with asyncio.timeout(10):
             while stage.running:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["session", "runtime"])
+async def test_a_close_in_the_middle_ends_all_and_all_can_be_resumed(tmp_path: Path, whole: bool) -> None:
+    def held(play: Play, stage: Stage) -> None:
+        async def answer(request: ChatRequest) -> Step:
+            if request.agent_id != "main":
+                stage.running += 1
+                try:
+                    await stage.gate.wait()
+                finally:
+                    stage.running -= 1
+            return await play.answer(request)
+
+        sys.modules[MODULE].answer = answer  # type: ignore[attr-defined]
+
+    async with running(tmp_path, models=MODELS) as (runtime, stage, _):
+        play = Play()
+        held(play, stage)
+        stage.gate.clear()
+        play.main = [swarm(prompt_template="Review {{item}}", items=ITEMS[:4])]
+        session = await runtime.workspace(tmp_path / "work").create_session("s", model="m", profile=LEAD)
+        await session.main.submit("review all")
+        await stage.until_running(4)
+        await asyncio.wait_for(runtime.close() if whole else session.close(), 20)
+        async with asyncio.timeout(5):
+            while stage.running:
+                await asyncio.sleep(0.01)
+    async with running(tmp_path, models=MODELS) as (runtime, stage, _):
+        play = Play()
+        session = await runtime.workspace(tmp_path / "work").resume("s")
+        play.main = [swarm(resume_agent_ids={f"agent-{n}": "go on" for n in range(1, 5)}), Step(text="ok")]
+        assert (await (await session.main.submit("go on")).result(30)).text == "ok"
+        assert [(attributes["item"], text) for attributes, text in outcomes(play.results[-1])] == [
+            (item, "did go on") for item in ITEMS[:4]
+        ]
+        events = [event async for event in session.main.events()]
+        counts = Counter(event.type for event in events)
+        assert counts["tool/call"] == counts["tool/result"] == 2 and counts["turn/start"] == counts["turn/end"]
 
 
 async def test_explorers_are_told_of_the_repository_once_and_swarms_of_programs_are_not(tmp_path: Path) -> None:
@@ -299,3 +341,38 @@ async def test_a_swarm_below_a_swarm(tmp_path: Path) -> None:
         assert [text for _, text in outcomes(play.results[-1])] == ["led Lead a", "led Lead b"]
         leaves = [prompt for _, prompt in play.prompts if len(prompt.split()) == 3]
         assert sorted(leaves) == ["Lead a x", "Lead a y", "Lead b x", "Lead b y"]
+
+
+async def test_a_server_that_lets_few_through_gets_all_done_once(tmp_path: Path, fast: None) -> None:
+    items = [f"item-{n}" for n in range(1, 61)]
+    async with running(tmp_path, models=MODELS) as (runtime, stage, _):
+        play = Play()
+        refused = 0
+
+        async def answer(request: ChatRequest) -> Step:
+            nonlocal refused
+            if request.agent_id == "main":
+                return await play.answer(request)
+            if stage.running >= 6:
+                refused += 1
+                return Step.error("provider.rate_limit", 429)
+            stage.running += 1
+            try:
+                await asyncio.sleep(0.1)
+                return await play.answer(request)
+            finally:
+                stage.running -= 1
+
+        sys.modules[MODULE].answer = answer  # type: ignore[attr-defined]
+        play.main = [swarm(prompt_template="Do {{item}}", items=items), Step(text="ok")]
+        session = await runtime.workspace(tmp_path / "work").create_session(model="m", profile=LEAD)
+        assert (await (await session.main.submit("go")).result(60)).text == "ok"
+        assert [text for _, text in outcomes(play.results[-1])] == [f"did Do {item}" for item in items]
+        assert refused > 0
+        assert Counter(prompt for _, prompt in play.prompts) == Counter(f"Do {item}" for item in items)
+        counts = Counter([event.type async for event in session.main.events()])
+        assert (counts["subagent/spawned"], counts["subagent/completed"]) == (60, 60)
+        assert counts["subagent/suspended"] == refused and counts["subagent/failed"] == 0
+        for agent_id in ("agent-1", "agent-40", "agent-60"):
+            told = Counter([event.type async for event in session.agent(agent_id).events()])
+            assert told["prompt/submitted"] >= 1 and told["user/message"] == 1
