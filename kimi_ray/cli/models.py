@@ -92,7 +92,10 @@ def _show(found: ModelCheck) -> None:
     say(table(["question", "answer", "time", "seen"], rows, width=terminal_width(sys.stdout), right="..r."))
     say()
     if not found.works:
-        say("This model does not answer: see the errors above.")
+        say("This model does not answer.")
+        hint = next((one.error["hint"] for one in found.findings if one.error and one.error.get("hint")), None)
+        if hint is not None:
+            say(f"hint: {safe(hint)}")
         return
     say("For config.toml:")
     say()

@@ -98,7 +98,6 @@ class _Seen:
     served: list[str] = field(default_factory=list[str])
     context: int | None = None
     reasoning_field: str | None = None
-    usage_whole: bool = False
     history: str | None = None
     call: Assembled | None = None
 
@@ -195,13 +194,11 @@ class _Check:
     async def _chat(self) -> tuple[Verdict, str]:
         seen = self._seen
         body = await cast("OpenAIProvider", self._server).whole_answer(self._request("Say hello in one word."))
-        message = cast("dict[str, Any]", body["choices"][0].get("message") or {})
         seen.whole = True
-        seen.usage_whole = bool(body.get("usage"))
-        seen.reasoning_field = next((name for name in _REASONING_NAMES if message.get(name)), None)
-        said = message.get("content") or ""
+        seen.reasoning_field = _reasoning_field(body)
+        said = _message(body).get("content") or ""
         told = f"said {_short(said)}" if said else "answered without text"
-        return "yes", told + ("" if seen.usage_whole else "; told no usage: tokens will be estimated")
+        return "yes", told + ("" if body.get("usage") else "; told no usage: tokens will be estimated")
 
     async def _stream(self) -> tuple[Verdict, str]:
         seen = self._seen
@@ -275,7 +272,7 @@ class _Check:
                 refusal = refusal or error
                 continue
             self._seen.history = None if history == configured else history
-            told = f"said {_short(answer.text)}" if answer.text else "went on without text"
+            told = "called again" if answer.tool_calls else f"said {_short(answer.text)}"
             return "yes", told if history == configured else f"{told}, with reasoning_history = {history!r} only"
         raise cast("KimiRayError", refusal)
 
@@ -299,11 +296,16 @@ class _Check:
         )
 
     async def _reasoning(self) -> tuple[Verdict, str]:
-        answer = await self._answer(self._request("Is 91 a prime number? Think first."))
+        request = self._request("Is 91 a prime number? Think first.")
+        answer = await self._answer(request)
         thought = next((block["text"] for block in answer.content if block["type"] == "reasoning"), "")
         if not thought:
             return "not told", "no reasoning came beside the answer"
-        name = self._seen.reasoning_field
+        seen = self._seen
+        if self._server is not None and seen.whole and seen.reasoning_field is None:
+            # the answer as it is says under which name
+            seen.reasoning_field = _reasoning_field(await self._server.whole_answer(request))
+        name = seen.reasoning_field
         return "yes", f"{len(thought)} characters" + (f" under {name}" if name else "")
 
     async def _structured(self) -> tuple[Verdict, str]:
@@ -395,6 +397,15 @@ class _Check:
         if seen.history is not None:
             advice["reasoning_history"] = seen.history
         return advice
+
+
+def _message(body: dict[str, Any]) -> dict[str, Any]:
+    return cast("dict[str, Any]", body["choices"][0].get("message") or {})
+
+
+def _reasoning_field(body: dict[str, Any]) -> str | None:
+    message = _message(body)
+    return next((name for name in _REASONING_NAMES if message.get(name)), None)
 
 
 def _context_of(model: dict[str, Any]) -> int | None:
