@@ -209,6 +209,9 @@ class SessionSubagents:
         if caller is None:
             return _told(agent_id, await self._header(agent_id))
         child = await self._owned(caller, agent_id)
+        run = self._runs.get(agent_id)
+        if run is not None and not await self._watch.end_if_orphan(run):
+            raise _already_running(agent_id)
         host = self._live.host_of(agent_id)
         if agent_id in self._runs or (host is not None and await self._watch.is_busy(host, agent_id)):
             raise _already_running(agent_id)
@@ -225,7 +228,9 @@ class SessionSubagents:
         live, agent_id = self._live, spec.agent_id
         known = self._runs.get(agent_id)
         if known is not None and known.run_id != spec.run_id:
-            raise _already_running(agent_id)
+            if not await self._watch.end_if_orphan(known) or agent_id in self._runs:
+                raise _already_running(agent_id)
+            known = None
         run = known or ChildRun(spec.caller, agent_id, spec.run_id, spec.by_agent, live.host_of(spec.caller))
         self._runs[agent_id] = run
         self._watch.begin(agent_id)

@@ -152,6 +152,13 @@ class SubagentWatch:
         quiet = {Stream(*one.stream).agent_id for one in told if one.phase == "idle" and one.since_ms > _QUIET_MS}
         return [*found, *(run for run in self._runs.values() if run.agent_id in quiet)]
 
+    async def end_if_orphan(self, run: ChildRun) -> bool:
+        """End a run now whose caller's turn is over; whether it was such a one."""
+        if not run.by_agent or not self._is_orphan(run):
+            return False
+        await self._end_orphan(run)
+        return True
+
     def _is_orphan(self, run: ChildRun) -> bool:
         """Whether the turn that waits for the child is over: its agent lives elsewhere by now, or nowhere."""
         if run.caller_host is None:

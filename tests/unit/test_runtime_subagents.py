@@ -20,6 +20,7 @@ from kimi_ray.hosts.subagent_words import BeginSubagent
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.store.seam import Stream
+from tests.trees import check_positions, check_prompts, stored_logs
 from tests.unit.runtime_fixtures import Stage, cluster_of, hosts_of, running
 
 ASKS = Profile(name="asks", system_prompt="You ask others.", tools=("Agent", "Read"), subagents=("coder", "asks"))
@@ -688,3 +689,25 @@ async def test_a_closed_session_is_not_brought_back_by_its_agents(tmp_path: Path
             await asyncio.sleep(0.02)
             ping = await cluster_of(runtime).peer(host).call("ping", timeout_s=5.0, group="control")
             assert ping["sessions"] == []
+
+
+@pytest.mark.parametrize("kinds", [("agents",), ("sessions",), ("sessions", "agents")], ids="+".join)
+async def test_whatever_is_lost_the_logs_agree(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    async with running(tmp_path, agents_per_host=1) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        await session.run_subagent("before", profile=ASKS)
+        handle = await until_asked(session, stage)
+        for kind in kinds:
+            for host in await hosts_of(runtime, kind):
+                cluster_of(runtime).kill_host(host)
+        stage.gate.set()
+        result = await handle.result()
+        assert result.state == ("completed" if kinds == ("sessions",) else "failed")
+        again = await session.run_subagent("after", resume="agent-2")
+        assert again.status == "completed"
+        assert (await session.run_subagent("beside", resume="agent-1")).status == "completed"
+        await session.close()
+    logs = await stored_logs(tmp_path / "home", session.id)
+    check_prompts(logs)
+    check_positions(logs)
+    assert set(logs) == {"main", "agent-1", "agent-2"}
