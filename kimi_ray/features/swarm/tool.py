@@ -26,7 +26,6 @@ from kimi_ray.tools.builtin.base import BuiltinTool
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 
 NAME = "AgentSwarm"
-MAIN = "main"
 NOT_ALONE = f"{NAME} must be the only tool call of an answer: no call of this answer was started."
 TWO_SWARMS = f"Call {NAME} once in an answer, one swarm at a time: no call of this answer was started."
 
@@ -85,7 +84,7 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
         async def item_of(agent_id: str) -> str | None:
             with suppress(AgentError):  # one that is not there is told as the failure of its own task
                 labels = await self._subagents.labels_of(agent_id)
-                if labels.get("parent_agent_id", MAIN) == caller:  # the label of those below main is left out
+                if labels.get("parent_agent_id") == caller:
                     return labels.get(ITEM_LABEL)
             return None
 

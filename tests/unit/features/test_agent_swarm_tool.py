@@ -26,6 +26,7 @@ from kimi_ray.features.swarm.tool import NOT_ALONE, TWO_SWARMS
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 
 Answer = SubagentResult | KimiRayError
+MINE = {"parent_agent_id": "main"}
 
 
 @dataclass
@@ -68,7 +69,7 @@ class FakeSubagents:
         self.spawned.append(
             {"profile": plan.profile.name, "description": description, "labels": labels, "call_id": call_id}
         )
-        self.known[agent_id] = dict(labels or {})
+        self.known[agent_id] = {**(labels or {}), "parent_agent_id": "main"}
         return agent_id
 
     async def run(
@@ -98,7 +99,7 @@ class FakeSubagents:
         labels = self.known.get(agent_id)
         if labels is None:
             raise AgentError(f"there is no agent {agent_id}", code="agent.not_found")
-        if labels.get("parent_agent_id", "main") != "main":
+        if labels.get("parent_agent_id") != "main":
             raise AgentError(f"{agent_id} is not yours", code="agent.not_owned")
         return SubagentInfo(agent_id, "coder", labels)
 
@@ -183,8 +184,8 @@ async def test_every_placeholder_is_replaced_and_items_are_not_looked_into() -> 
 async def test_resumes_come_first_and_keep_their_items() -> None:
     subagents = FakeSubagents(
         known={
-            "agent-old-1": {"swarmItem": "src/old-a.ts"},
-            "agent-old-2": {},
+            "agent-old-1": {**MINE, "swarmItem": "src/old-a.ts"},
+            "agent-old-2": MINE,
         }
     )
     output = await call(
@@ -211,7 +212,7 @@ async def test_resumes_come_first_and_keep_their_items() -> None:
 
 
 async def test_one_resume_alone_is_a_swarm_and_plans_nothing() -> None:
-    subagents = FakeSubagents(known={"agent-7": {"swarmItem": "x"}})
+    subagents = FakeSubagents(known={"agent-7": {**MINE, "swarmItem": "x"}})
     subagents.refusal = ConfigError("never asked", code="profile.unknown")
     output = await call(made(subagents), description="Go on", resume_agent_ids={" agent-7 ": " continue "})
     assert '<subagent mode="resume" agent_id="agent-7" item="x" outcome="completed">did continue<' in output.content
@@ -319,7 +320,7 @@ async def test_a_refused_subagent_goes_on_without_another_prompt(monkeypatch: py
 
 async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None:
     limited = ProviderError("too many", code="provider.rate_limit")
-    subagents = FakeSubagents(outcomes={"agent-7": [limited]}, known={"agent-7": {}})
+    subagents = FakeSubagents(outcomes={"agent-7": [limited]}, known={"agent-7": MINE})
     journal = FakeJournal()
     output = await call(made(subagents, journal), description="d", resume_agent_ids={"agent-7": "go"})
     assert 'mode="resume" agent_id="agent-7" state="started" outcome="failed">too many<' in output.content
@@ -369,7 +370,7 @@ async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None
     ],
 )
 async def test_shapes_that_are_refused(arguments: dict[str, Any], message: str) -> None:
-    subagents = FakeSubagents(known={"agent-1": {}})
+    subagents = FakeSubagents(known={"agent-1": MINE})
     output = await call(made(subagents), **{**REVIEW, **arguments})
     assert (output.content, output.is_error, output.error_code) == (message, True, "validation.failed")
     assert subagents.runs == subagents.spawned == []
