@@ -1,9 +1,9 @@
 """What a session had under way, as its document remembers it: whom to look after when its host was lost.
 
 ``in_flight`` names the subagents that were spoken to directly, since a prompt that one of them accepted must run after
-a crash though nobody asks for that agent again, and the swarms that have not ended. It is written before the first
-prompt can be accepted, resp. the first child can exist, and is empty after a clean close. Without it a returning
-session would have to fold the logs of all its agents, which may be thousands.
+a crash though nobody asks for that agent again, the swarms that have not ended, and the subagents at work for their
+callers. It is written before the first prompt can be accepted, resp. the first child can exist, and is empty after a
+clean close. Without it a returning session would have to fold the logs of all its agents, which may be thousands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ KEY = "in_flight"
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """``agents`` that were addressed, and ``runs``: each open swarm's id with the agent that it belongs to."""
+    """``agents`` that were addressed, and ``runs``: each open swarm's id, and each subagent's that is at work for its
+    caller, with the agent that it belongs to."""
 
     agents: frozenset[str] = frozenset()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])
