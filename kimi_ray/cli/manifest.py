@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json as json_text
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from kimi_ray.cli.options import Home, Json
-from kimi_ray.cli.printing import print_json, say, table
+from kimi_ray.cli.printing import one_line, print_json, say, table, terminal_width
 from kimi_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _TITLES = {
         "Events",
         "What a log may hold, and what each carries (\\*: always). Every payload may have `imported` besides.",
     ),
+    "parts": ("Parts", "What payloads are made of."),
     "features": ("Features", "What is loaded, in the order of its handlers; see [features.md](features.md)."),
     "services": ("Services", "What the containers of a host build, by scope; a Feature's constructors may name them."),
     "state": ("State", "What is kept, by scope: of a home, of a session (`state.json`), of an agent (from its log)."),
@@ -119,12 +121,12 @@ def as_markdown(facts: Mapping[str, Rows]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-_INNER = {"events": "fields", "tools": "parameters", "slots": "fields", "commands": "flags"}
+_INNER = {"events": "fields", "parts": "fields", "tools": "parameters", "slots": "fields", "commands": "flags"}
 """Sections whose rows have a part of their own."""
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "fields": ("name", "type", "doc"),
     "flags": ("name", "type", "default", "doc"),
-    "features": ("name", "class", "tools", "profiles", "events", "commands", "services", "doc"),
+    "features": ("name", "class", "doc", "tools", "profiles", "events", "commands", "services"),
     "services": ("scope", "name", "doc", "needs", "where"),
     "state": ("scope", "of", "name", "type", "doc"),
     "hooks": ("name",),
@@ -174,10 +176,19 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
 def _as_text(facts: Mapping[str, Rows]) -> str:
     blocks: list[str] = []
     for name, rows in facts.items():
-        columns = _COLUMNS.get(name, ("name", "doc"))
-        cells = [[" ".join(_cell(row, column).split()) for column in columns] for row in _flat(name, rows)]
-        blocks.append(f"{_TITLES[name][0]} ({len(rows)})\n" + table([column.upper() for column in columns], cells))
+        flat = _flat(name, rows)
+        columns = [
+            column for column in _COLUMNS.get(name, _COLUMNS["fields"]) if any(_cell(row, column) for row in flat)
+        ]
+        cells = [[_plain(_cell(row, column)) for column in columns] for row in flat]
+        shown = table([column.upper() for column in columns], cells, width=terminal_width(sys.stdout))
+        blocks.append(f"{_TITLES[name][0]} ({len(rows)})\n{shown}")
     return "\n\n".join(blocks)
+
+
+def _plain(text: str) -> str:
+    """A cell on one line; what it is indented by stays."""
+    return text[: len(text) - len(text.lstrip())] + one_line(text.replace("``", "`"))
 
 
 def _flat(section: str, rows: Rows) -> Rows:
@@ -191,6 +202,9 @@ def _flat(section: str, rows: Rows) -> Rows:
         parts: Rows = row[inner]
         if section == "tools":
             schema: dict[str, dict[str, Any]] = row[inner].get("properties", {})
-            parts = [{"name": name, "doc": said.get("description", "")} for name, said in schema.items()]
+            parts = [
+                {"name": name, "type": str(said.get("type", "")), "doc": said.get("description", "")}
+                for name, said in schema.items()
+            ]
         found += [{**part, "name": f"  {part['name']}"} for part in parts]
     return found

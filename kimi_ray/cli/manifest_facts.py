@@ -53,6 +53,22 @@ def event_facts(features: Features) -> Rows:
     ]
 
 
+def part_facts() -> Rows:
+    """The objects that payloads are made of, with their fields."""
+    from kimi_ray.events import payloads
+
+    parts = [
+        kind
+        for kind in vars(payloads).values()
+        if isinstance(kind, type) and issubclass(kind, payloads.Part) and not issubclass(kind, payloads.Payload)
+    ]
+    return [
+        {"name": kind.__name__, "doc": _first(kind.__doc__), "fields": _model_fields(kind)}
+        for kind in sorted(parts, key=lambda kind: kind.__name__)
+        if kind is not payloads.Part
+    ]
+
+
 def feature_facts(features: Features) -> Rows:
     """Every Feature that is loaded, in the order of its handlers, with what it brings by name."""
     from kimi_ray.scopes import provided_by, service_name
@@ -435,6 +451,7 @@ def sections(features: Features, named: Sequence[str], *, of_features: bool) -> 
     """
     return {
         "events": lambda: event_facts(features),
+        "parts": part_facts,
         "features": lambda: feature_facts(features),
         "services": lambda: service_facts(features),
         "state": state_facts,

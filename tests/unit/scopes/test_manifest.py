@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def test_every_event_with_its_payload(facts: dict[str, list[dict[str, Any]]]) ->
         assert (by_name[entry.name]["surface"], by_name[entry.name]["ignorable"]) == (entry.surface, entry.ignorable)
     submitted = {field["name"]: field for field in by_name["prompt/submitted"]["fields"]}
     assert submitted["prompt_id"]["type"] == "str" and submitted["prompt_id"]["required"]
+
+
+def test_every_object_that_payloads_name(facts: dict[str, list[dict[str, Any]]]) -> None:
+    parts = {row["name"]: row for row in facts["parts"]}
+    assert {"kind", "error", "scope"} <= set(names(parts["TurnReason"]["fields"]))
+    types = " ".join(field["type"] for row in (*facts["events"], *facts["parts"]) for field in row["fields"])
+    known = {*parts, "Any", "None", "Literal"}
+    assert [word for word in re.findall(r"[A-Z]\w+", re.sub(r'"[^"]*"', "", types)) if word not in known] == []
 
 
 def test_every_service_by_its_scope(facts: dict[str, list[dict[str, Any]]]) -> None:
@@ -142,7 +151,7 @@ def test_what_features_bring_is_in_it(
 
 
 @pytest.mark.parametrize(
-    "section", ["events", "features", "services", "state", "slots", "hooks", "errors", "config", "commands"]
+    "section", ["events", "parts", "features", "services", "state", "slots", "hooks", "errors", "config", "commands"]
 )
 def test_one_section(section: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["manifest", section, "--json"]) == 0
