@@ -33,6 +33,8 @@ IGNORABLE = {
     "run/manifest",
     "score/recorded",
     "note/added",
+    "output/recorded",
+    "permission/asked",
 }
 
 
