@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kimi_ray.agent.final_answer import FinalAnswer
@@ -16,14 +17,15 @@ from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
 from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
-from kimi_ray.agent.loop import TurnConfig, TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.loop import TurnInput, TurnLoop, error_of, stop_of
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompt_gates import PromptGates
 from kimi_ray.agent.prompts import Prompts
-from kimi_ray.agent.requester import ModelRoute, Progress
+from kimi_ray.agent.requester import Progress
 from kimi_ray.agent.slots import AgentAwake, AgentLeaving, AgentSlots
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
 from kimi_ray.agent.told import told
+from kimi_ray.agent.turn_config import NOTHING, Asked, turn_config
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
@@ -31,7 +33,7 @@ from kimi_ray.events import SessionEvent
 from kimi_ray.llm.chat import ChatProvider, ToolSpec
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import closing_events, epoch_ms
-from kimi_ray.settings import Limits, PromptState, Sampling, Usage
+from kimi_ray.settings import PromptState, Usage
 from kimi_ray.tools.contract import Environment, Tool
 
 MAX_REVIVALS = 3
@@ -46,6 +48,19 @@ _STATE_OF_KIND: dict[str, PromptState] = {
     "cancelled": "cancelled",
     "blocked": "blocked",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """A turn without a new message, asked for by the user, or the rest of one that a crash cut short.
+
+    ``seq`` is where the log stood: prompts that were accepted before it run before it.
+    """
+
+    prompt_id: str
+    kind: str
+    seq: int
+    asked: Asked
 
 
 class LiveAgent:
@@ -115,8 +130,7 @@ class LiveAgent:
         self._on_outcome = on_outcome
         self._on_idle = on_idle
         self._model = spec.model
-        self._continuations: list[tuple[str, str, int]] = []
-        """Id, kind, and the seq at which it was asked for: prompts that were accepted before it run before it."""
+        self._continuations: list[_Continuation] = []
         self._handled: dict[str, int | None] = {}
         self._signal: TurnSignal | None = None
         self._current: list[str] = []
@@ -199,7 +213,9 @@ class LiveAgent:
             ended.append(record.prompt_id)
         self._settle_soon(ended)
         self.prompts.put_back(unheard)
-        self._continuations = [(prompt_id, "recovery", 0) for prompt_id in continued]
+        self._continuations = [
+            _Continuation(prompt_id, "recovery", 0, Asked.by(fold.prompts[prompt_id])) for prompt_id in continued
+        ]
         if self._continuations or len(self.prompts):
             self._wake()
 
@@ -241,7 +257,8 @@ class LiveAgent:
             if spec.continuation:
                 if spec.prompt_id not in self._handled:
                     self._handled[spec.prompt_id] = None
-                    self._continuations.append((spec.prompt_id, "user", self.journal.log.next_seq))
+                    now = self.journal.log.next_seq
+                    self._continuations.append(_Continuation(spec.prompt_id, "user", now, Asked.by(spec)))
             else:
                 self.prompts.accept(spec)
         self._wake()
@@ -294,7 +311,7 @@ class LiveAgent:
             hit.extend(running)
             self._signal.stop("limit" if limit is not None else cause, limit=limit)
         for entry in list(self._continuations):
-            members = [entry[0], *self.prompts.steered_into(entry[0])]
+            members = [entry.prompt_id, *self.prompts.steered_into(entry.prompt_id)]
             if prompt_id is None or prompt_id in members:
                 self._continuations.remove(entry)
                 hit.extend(members)
@@ -411,7 +428,7 @@ class LiveAgent:
             work = self._next_work()
             if work is None:
                 break
-            ids, turn_input = work
+            ids, turn_input, asked = work
             self._current = ids
             signal = self._signal = TurnSignal()
             if self._closed:
@@ -419,9 +436,10 @@ class LiveAgent:
             turn, reason = self.journal.log.order.next_turn, None
             try:
                 if not (self._waking or self._slots.prompt) or await self._may_start(turn_input, signal):
-                    limits = _limits_of(turn_input.prompts)
-                    self.meter.limits = limits.over(self.spec.limits) if limits else self.spec.limits or Limits()
-                    reason = await self._loop.run(self._config(turn_input.prompts), turn_input, signal)
+                    self.meter.limits = asked.limits_over(self.spec.limits)
+                    tools = (*self._tools, *self._final_answer())
+                    config = turn_config(self.spec, self._model, self._provider, tools, asked)
+                    reason = await self._loop.run(config, turn_input, signal)
             finally:
                 self._signal = None
                 self._current = []
@@ -489,44 +507,29 @@ class LiveAgent:
             if outcome is not None:
                 self._on_outcome(prompt_id, outcome)
 
-    def _next_work(self) -> tuple[list[str], TurnInput] | None:
-        if self._continuations and not self.prompts.waits_since(self._continuations[0][2]):
-            prompt_id, kind, _ = self._continuations.pop(0)
+    def _next_work(self) -> tuple[list[str], TurnInput, Asked] | None:
+        if self._continuations and not self.prompts.waits_since(self._continuations[0].seq):
+            entry = self._continuations.pop(0)
+            prompt_id, kind, asked = entry.prompt_id, entry.kind, entry.asked
             record = self.prompts.get(prompt_id)
             if record is None:
                 self.prompts.active = []
-                return [prompt_id], TurnInput([], kind, self._gates, [])
+                return [prompt_id], TurnInput([], kind, self._gates, []), asked
             self.prompts.active = [prompt_id, *self.prompts.steered_into(prompt_id)]
             # Interrupted before its message was in the log: the prompt runs from its start.
             heard = record.content is None or self._heard(prompt_id)
             if heard:
-                return [prompt_id], TurnInput([], kind, self._gates, [])
-            return [prompt_id], TurnInput([record], kind, self._gates, self._gates.say(record))
+                return [prompt_id], TurnInput([], kind, self._gates, []), asked
+            return [prompt_id], TurnInput([record], kind, self._gates, self._gates.say(record)), asked
         record = self.prompts.start_next()
         if record is None:
             if self._closed or not self.inbox.wants_turn:
                 return None
-            return [], TurnInput([], self.inbox.kind, self._gates, [])
-        return [record.prompt_id], TurnInput([record], None, self._gates, self._gates.say(record))
+            return [], TurnInput([], self.inbox.kind, self._gates, []), NOTHING
+        return [record.prompt_id], TurnInput([record], None, self._gates, self._gates.say(record)), Asked.by(record)
 
     def _heard(self, prompt_id: str) -> bool:
         return any(message["id"] == prompt_id for message in self.journal.log.messages())
-
-    def _config(self, prompts: list[PromptRecord]) -> TurnConfig:
-        model, profile = self._model, self.spec.profile
-        sampling = (self.spec.sampling or Sampling()).over(profile.sampling)
-        for prompt in prompts:
-            if prompt.sampling:
-                sampling = Sampling.model_validate(prompt.sampling).over(sampling)
-        if not self.spec.send_seed and sampling.seed is not None:
-            sampling = sampling.model_copy(update={"seed": None})
-        return TurnConfig(
-            route=ModelRoute(self._provider, model.model, model.retry, model.settings.record_chunks),
-            system=profile.system_prompt,
-            tools=(*self._tools, *self._final_answer()),
-            sampling=sampling,
-            header_extra=_wire_settings(model),
-        )
 
     def _final_answer(self) -> tuple[ToolSpec, ...]:
         if self.final is None:
@@ -562,24 +565,3 @@ class LiveAgent:
             workdir_path=self.workdir_path,
             node_id=self.node_id,
         )
-
-
-def _limits_of(prompts: list[PromptRecord]) -> Limits | None:
-    limits: Limits | None = None
-    for prompt in prompts:
-        if prompt.limits:
-            limits = Limits.model_validate(prompt.limits).over(limits)
-    return limits
-
-
-def _wire_settings(model: ResolvedModel) -> dict[str, Any]:
-    """What the model's settings add to every request, for ``request/header``; what is the default is left out."""
-    settings = model.settings
-    extra: dict[str, Any] = {}
-    if not settings.stream:
-        extra["stream"] = False
-    if settings.extra_body:
-        extra["extra_body"] = settings.extra_body
-    if settings.reasoning_history != "tool_calls":
-        extra["reasoning_history"] = settings.reasoning_history
-    return extra

@@ -9,7 +9,7 @@ prompts that join here), ``request/header`` when it changed, ``assistant/chunk``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kimi_ray.agent.fold import PromptRecord
@@ -17,17 +17,18 @@ from kimi_ray.agent.inbox import Inbox, Note
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.notices import Notices
-from kimi_ray.agent.requester import Answer, ModelRoute, Progress, Requester
+from kimi_ray.agent.requester import Answer, Progress, Requester
 from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, TurnEnded, TurnStarted, TurnStopping
 from kimi_ray.agent.tool_runs import ToolRuns
+from kimi_ray.agent.turn_config import TurnConfig
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, ProviderError, as_error
 from kimi_ray.ids import new_message_id
-from kimi_ray.llm.chat import ChatRequest, ToolSpec
+from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.header import describe_request
 from kimi_ray.log import message_text
-from kimi_ray.settings import Checkpoint, Sampling
+from kimi_ray.settings import Checkpoint
 
 MAX_MENDS = 3
 """How often a step's request is made anew because a handler of ``request_failed`` mended the cause."""
@@ -36,17 +37,6 @@ INTERRUPTION = (
     "<system-reminder>\nThe user interrupted the turn above. What it was doing may be half done: do not take it for "
     "finished, and do not take it up again unless the user asks for it.\n</system-reminder>"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TurnConfig:
-    """What the turn's requests are made with: a snapshot, so a switch of model takes effect in the next turn."""
-
-    route: ModelRoute
-    system: str | None
-    tools: tuple[ToolSpec, ...]
-    sampling: Sampling
-    header_extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Joins(Protocol):

@@ -95,7 +95,7 @@ async def test_an_agent_that_breaks_tells_all_who_wait(
     def broken(*_: object) -> Any:
         raise kind()
 
-    monkeypatch.setattr(bench.agent, "_config", broken)
+    monkeypatch.setattr(bench.agent, "_next_work", broken)
     bench.submit("one", "two")
     for prompt_id in ("p0", "p1"):
         told = await bench.result(prompt_id, within_s=5)

@@ -12,7 +12,7 @@ from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.models import ModelSettings, ResolvedModel
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.llm.scripted import ScriptedProvider
-from kimi_ray.settings import Sampling
+from kimi_ray.settings import Limits, Sampling
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe
 
@@ -304,3 +304,39 @@ async def test_a_turn_that_would_be_continued_is_cancelled_with_all_that_had_joi
     assert again.types.count("turn/start") == 1
     probe.release.set()
     await bench.agent.close()
+
+
+async def test_what_a_continuation_asks_for_holds_for_it_alone() -> None:
+    seen: list[float | None] = []
+
+    def model(request: ChatRequest) -> str:
+        seen.append(request.sampling.temperature)
+        return "ok"
+
+    bench = AgentBench(model, sampling=Sampling(temperature=0.5))
+    bench.submit("one")
+    bench.agent.submit((PromptSpec("c0", continuation=True, sampling=Sampling(temperature=0.9)),))
+    bench.agent.submit((PromptSpec("c1", continuation=True, limits=Limits(max_turns=1)),))
+    bench.submit("two")
+    await bench.result("p1")
+    assert seen == [0.5, 0.9, 0.5]
+    assert [data["reason"]["kind"] for data in bench.of("turn/end")] == ["completed", "completed", "limit", "completed"]
+
+
+async def test_what_a_prompt_asks_for_holds_also_when_its_turn_is_continued_after_a_crash() -> None:
+    first = AgentBench([Step.call("Probe"), "never"], tools=(Probe(),))
+    first.submit("one", on_interrupt="continue", sampling=Sampling(temperature=1.0), limits=Limits(max_steps=2))
+    await first.until("tool/result")
+    events = first.events
+    await first.agent.close()
+    cut = next(n for n, event in enumerate(events) if event.type == "tool/result") + 1
+    seen: list[float | None] = []
+
+    def model(request: ChatRequest) -> Step:
+        seen.append(request.sampling.temperature)
+        return Step.call("Probe")
+
+    again = AgentBench(model, tools=(Probe(),), events=events[:cut])
+    again.agent.revive()
+    assert (await again.result()).result.stop == "limit:max_steps"
+    assert seen == [1.0]
