@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,3 +279,8 @@ def test_chaos_in_chaos_and_chaos_of_nothing_are_refused() -> None:
 def test_backoffs_are_settings() -> None:
     found = resolve_model("m", {"m": ModelSettings(provider="scripted", retry_base_s=0.01, retry_max_s=0.05)}, None, {})
     assert (found.retry.base_ms, found.retry.max_ms) == (10, 50)
+
+
+def test_the_page_explains_every_fault() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    assert [name for name in ChaosSettings.model_fields if f"| `{name}` |" not in page] == []
