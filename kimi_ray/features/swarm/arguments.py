@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -31,14 +31,14 @@ class AgentSwarmArguments(Arguments):
     prompt_template: str | None = Field(
         default=None, description=f"Prompt of each new subagent; every {PLACEHOLDER} in it becomes the item"
     )
-    items: tuple[_Text, ...] = Field(
-        default=(),
+    items: tuple[_Text, ...] | None = Field(
+        default=None,
         description=f"A new subagent for each; at least 2, unless some are resumed; at most {MAX_SUBAGENTS}",
         json_schema_extra={"maxItems": MAX_SUBAGENTS},
     )
-    fork: bool = Field(default=False, description="Let each new subagent begin with all of this conversation")
-    resume_agent_ids: dict[str, _Text] = Field(
-        default_factory=dict,
+    fork: bool | None = Field(default=None, description="Let each new subagent begin with all of this conversation")
+    resume_agent_ids: dict[str, _Text] | None = Field(
+        default=None,
         description="Subagents to go on with: by agent_id the prompt for each, often just `continue`",
     )
     model: str | None = Field(default=None, description="Model of the new subagents, by default this agent's")
@@ -54,22 +54,34 @@ class AgentSwarmArguments(Arguments):
         return (self.model or "").strip() or None
 
     @property
+    def things(self) -> tuple[str, ...]:
+        """The items."""
+        return self.items or ()
+
+    @property
     def resumed(self) -> tuple[str, ...]:
         """The agents to go on with, in the order given."""
-        return tuple(agent_id.strip() for agent_id in self.resume_agent_ids)
+        return tuple(agent_id.strip() for agent_id in self.resume_agent_ids or ())
 
 
-def check_shape(arguments: AgentSwarmArguments) -> None:
+def check_shape(arguments: AgentSwarmArguments, *, own_profile: str, own_models: Container[str]) -> None:
     """Refuse what cannot become a swarm, before anything is started.
+
+    Args:
+        arguments: What the model asked for.
+        own_profile: What the caller is: a fork may be called that.
+        own_models: The names of the caller's model.
 
     Raises:
         ToolError: ``validation.failed``.
     """
-    items, resumed = len(arguments.items), arguments.resumed
+    items, resumed = len(arguments.things), arguments.resumed
     if arguments.fork and resumed:
         raise _refused("fork cannot be combined with resume_agent_ids: a resumed subagent has a history of its own.")
-    if arguments.fork and (arguments.profile_name or arguments.model_name):
-        raise _refused("fork cannot be combined with subagent_type or model: a fork is what this agent is.")
+    if arguments.fork and arguments.profile_name not in (None, own_profile):
+        raise _refused("fork cannot be combined with another subagent_type: a fork is what this agent is.")
+    if arguments.fork and arguments.model_name is not None and arguments.model_name not in own_models:
+        raise _refused("fork cannot be combined with another model: a fork speaks to this agent's.")
     if not resumed and items < 2:
         raise _refused("AgentSwarm requires at least 2 items unless resume_agent_ids is provided.")
     total = items + len(resumed)
@@ -83,7 +95,7 @@ def check_shape(arguments: AgentSwarmArguments) -> None:
     if template and PLACEHOLDER not in template:
         raise _refused(f"prompt_template must include the {PLACEHOLDER} placeholder.", placeholder=PLACEHOLDER)
     seen: dict[str, int] = {}
-    for number, item in enumerate(arguments.items, start=1):
+    for number, item in enumerate(arguments.things, start=1):
         first = seen.setdefault(template.replace(PLACEHOLDER, item), number)
         if first != number:
             raise _refused(
@@ -113,10 +125,10 @@ def swarm_tasks(
             resume=agent_id,
         )
         for index, (agent_id, prompt) in enumerate(
-            zip(arguments.resumed, arguments.resume_agent_ids.values(), strict=True), start=1
+            zip(arguments.resumed, (arguments.resume_agent_ids or {}).values(), strict=True), start=1
         )
     ]
-    for index, item in enumerate(arguments.items, start=len(tasks) + 1):
+    for index, item in enumerate(arguments.things, start=len(tasks) + 1):
         prompt = template.replace(PLACEHOLDER, item)
         tasks.append(SwarmTask(index, prompt, f"{arguments.description} #{index} ({profile})", item=item))
     return tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 
 from kimi_ray.agent.journal import Journal
@@ -26,8 +27,24 @@ from kimi_ray.tools.builtin.base import BuiltinTool
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 
 NAME = "AgentSwarm"
+ONE = "Agent"
+"""The tool for one subagent."""
+
+OWN_MODEL = "primary"
+"""Another word for the caller's own model."""
+
 NOT_ALONE = f"{NAME} must be the only tool call of an answer: no call of this answer was started."
 TWO_SWARMS = f"Call {NAME} once in an answer, one swarm at a time: no call of this answer was started."
+
+DESCRIPTION = (
+    f"Run many subagents that do the same kind of work on different things. Each of `items` makes a new "
+    f"subagent; its prompt is prompt_template with every {PLACEHOLDER} replaced by the item, so the prompts "
+    f"differ. resume_agent_ids goes on with subagents of earlier calls, such as those that failed: agent_id to "
+    f"prompt. Both may be given; do not give resumed work again as an item. At most {MAX_SUBAGENTS} subagents; "
+    f"they are started little by little, and the call returns when all have ended, with each one's answer or "
+    f"error in the order asked. For a few tasks of different shapes use several Agent calls. {NAME} must be the "
+    f"only tool call of an answer."
+)
 
 MAKING_S = 60.0
 """What an attempt has beyond the time of its subagent's work: to make the subagent, and to tell of its end."""
@@ -37,21 +54,17 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
     """Subagents over items; ``validation.failed``, and what ``Subagents.plan`` raises. A failed subagent is data."""
 
     name = NAME
-    description = (
-        f"Run many subagents that do the same kind of work on different things. Each of `items` makes a new "
-        f"subagent; its prompt is prompt_template with every {PLACEHOLDER} replaced by the item, so the prompts "
-        f"differ. resume_agent_ids goes on with subagents of earlier calls, such as those that failed: agent_id to "
-        f"prompt. Both may be given; do not give resumed work again as an item. At most {MAX_SUBAGENTS} subagents; "
-        f"they are started little by little, and the call returns when all have ended, with each one's answer or "
-        f"error in the order asked. For a few tasks of different shapes use several Agent calls. {NAME} must be the "
-        f"only tool call of an answer."
-    )
+    description = DESCRIPTION
     writes = True
 
-    def __init__(self, subagents: Subagents, journal: Journal, config: RuntimeConfig) -> None:
+    def __init__(self, spec: AgentSpec, subagents: Subagents, journal: Journal, config: RuntimeConfig) -> None:
+        self._spec = spec
         self._subagents = subagents
         self._journal = journal
         self._config = config
+        kinds = "\n".join(f"- {profile.name}: {profile.description}" for profile in subagents.offered())
+        if kinds and ONE not in spec.profile.tools:  # else that tool says it
+            self.description = f"{DESCRIPTION}\nKinds of subagents:\n{kinds}"
 
     def touches(self, arguments: AgentSwarmArguments) -> Accesses:
         """See ``BuiltinTool.touches``."""
@@ -59,10 +72,12 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
 
     async def call(self, arguments: AgentSwarmArguments, context: ToolContext) -> ToolOutput:
         """See ``BuiltinTool.call``."""
-        check_shape(arguments)
+        spec = self._spec
+        check_shape(arguments, own_profile=spec.profile.name, own_models=(OWN_MODEL, spec.model.name))
         plan = None
-        if arguments.items:
-            plan = self._subagents.plan(arguments.profile_name, arguments.model_name, fork=arguments.fork)
+        if arguments.things:
+            model = None if arguments.model_name == OWN_MODEL else arguments.model_name
+            plan = self._subagents.plan(arguments.profile_name, model, fork=bool(arguments.fork))
         tasks = swarm_tasks(
             arguments,
             profile=RESUMED if plan is None else plan.profile.name,
@@ -76,7 +91,8 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
             max_concurrency=self._config.agent_swarm_max_concurrency,
             timeout_ms=round((timeout_s + MAKING_S) * 1000) if timeout_s else 0,
         )
-        return ToolOutput(render_results(await scheduler.run(context.cancelled)))
+        results = await scheduler.run(context.cancelled)
+        return ToolOutput(render_results(results), meta={"counts": dict(Counter(result.status for result in results))})
 
     async def _items_of(self, agent_ids: tuple[str, ...], caller: str) -> dict[str, str | None]:
         """By agent id, what the caller's own children among these were made for."""

@@ -23,6 +23,7 @@ from kimi_ray.features.swarm.arguments import MAX_SUBAGENTS
 from kimi_ray.features.swarm.result_text import RESUME_HINT
 from kimi_ray.features.swarm.scheduler import INTERRUPTED, INTERRUPTED_WAITING
 from kimi_ray.features.swarm.tool import NOT_ALONE, TWO_SWARMS
+from kimi_ray.settings import Profile
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 
 Answer = SubagentResult | KimiRayError
@@ -43,6 +44,9 @@ class FakeSubagents:
     gate: asyncio.Event | None = None
     ungated: frozenset[str] = frozenset()
     timeouts: set[float | None] = field(default_factory=set[float | None])
+
+    def offered(self) -> list[Profile]:
+        return [BUILTIN["explore"]]
 
     def plan(self, profile: str | None = None, model: str | None = None, *, fork: bool = False) -> SubagentPlan:
         self.plans.append((profile, model, fork))
@@ -126,8 +130,14 @@ class FakeJournal:
         self.events.append((type, data))
 
 
-def made(subagents: FakeSubagents, journal: FakeJournal | None = None, **settings: Any) -> AgentSwarm:
-    return AgentSwarm(subagents, journal or FakeJournal(), RuntimeConfig(**settings))  # type: ignore[arg-type]
+def made(
+    subagents: FakeSubagents,
+    journal: FakeJournal | None = None,
+    tools: tuple[str, ...] = ("AgentSwarm",),
+    **settings: Any,
+) -> AgentSwarm:
+    spec = SimpleNamespace(profile=Profile(name="lead", tools=tools), model=SimpleNamespace(name="own"))
+    return AgentSwarm(spec, subagents, journal or FakeJournal(), RuntimeConfig(**settings))  # type: ignore[arg-type]
 
 
 async def call(tool: AgentSwarm, cancelled: asyncio.Event | None = None, **arguments: Any) -> ToolOutput:
@@ -361,7 +371,11 @@ async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None
         ),
         (
             {"fork": True, "items": ["a", "b"], "subagent_type": "coder"},
-            "fork cannot be combined with subagent_type or model: a fork is what this agent is.",
+            "fork cannot be combined with another subagent_type: a fork is what this agent is.",
+        ),
+        (
+            {"fork": True, "items": ["a", "b"], "model": "other"},
+            "fork cannot be combined with another model: a fork speaks to this agent's.",
         ),
         (
             {"resume_agent_ids": {"agent-1": "go", " agent-1": "go on"}},
@@ -419,6 +433,27 @@ async def test_a_fork_is_what_the_caller_is() -> None:
         "Review files #1 (agent)",
         "Review files #2 (agent)",
     ]
+
+
+@pytest.mark.parametrize("said", [{"subagent_type": "lead"}, {"model": "own"}, {"model": "primary"}, {"model": " "}])
+async def test_a_fork_may_be_called_what_it_is(said: dict[str, str]) -> None:
+    subagents = FakeSubagents()
+    assert "completed: 2" in (await call(made(subagents), **REVIEW, items=["a", "b"], fork=True, **said)).content
+    assert subagents.plans[0][1:] == ("own" if said.get("model") == "own" else None, True)
+
+
+async def test_null_says_nothing() -> None:
+    subagents = FakeSubagents(known={"agent-7": MINE})
+    nothing = {"items": None, "fork": None, "model": None, "subagent_type": None, "prompt_template": None}
+    output = await call(made(subagents), description="d", resume_agent_ids={"agent-7": "go"}, **nothing)
+    assert "completed: 1" in output.content
+    output = await call(made(subagents), **REVIEW, items=["a", "b"], resume_agent_ids=None)
+    assert output.meta == {"counts": {"completed": 2}}
+
+
+def test_the_kinds_are_said_where_no_other_tool_says_them() -> None:
+    assert f"- explore: {BUILTIN['explore'].description}" in made(FakeSubagents()).description
+    assert "explore" not in made(FakeSubagents(), tools=("Agent", "AgentSwarm")).description
 
 
 async def test_the_time_of_the_settings_is_that_of_each_subagent() -> None:
