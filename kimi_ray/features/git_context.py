@@ -102,14 +102,22 @@ class GitContext:
 
     def __init__(self, slots: AgentSlots, environment: Environment) -> None:
         self._environment = environment
+        self._collecting: asyncio.Task[str] | None = None
         slots.child_starting.register("git_context", self._tell)
 
     async def _tell(self, child: ChildStarting) -> None:
         if child.profile != PROFILE or not child.first:
             return
-        block = await collect_git_context(self._environment)
+        block = await self._block()
         if block:
             child.before.append(block)
+
+    async def _block(self) -> str:
+        """The block as it is now: those who ask at the same time get one answer."""
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.create_task(collect_git_context(self._environment))
+        # shielded: one who leaves takes nothing from the others; each command of it has its own time-out
+        return await asyncio.shield(self._collecting)
 
 
 class _Services(Provider):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ class FakeEnvironment:
         self.script = {REV_PARSE: said("true\n"), FILTERS: FAILED, **script}
         self.options: dict[str, list[str]] = {}
         self.env: Mapping[str, str] = {}
+        self.asked: Counter[str] = Counter()
 
     async def exec(
         self, command: Sequence[str] | str, *, env: Mapping[str, str] | None = None, timeout_s: float = 0, **_: Any
@@ -61,6 +64,8 @@ class FakeEnvironment:
         asked = " ".join(argv)
         assert asked == REV_PARSE or command.endswith(" 2>/dev/null")  # stderr is no part of an answer
         self.options[asked] = options
+        self.asked[asked] += 1
+        await asyncio.sleep(0)
         self.env = env or {}
         answer = self.script.get(asked, FAILED)
         if isinstance(answer, ToolError):
@@ -235,6 +240,23 @@ async def test_only_a_new_explorer_is_told() -> None:
     (found,) = await before(profile="explore")
     assert "Branch: main" in found
     assert await before(profile="coder") == await before(profile="explore", first=False) == []
+
+
+async def test_who_asks_at_the_same_time_gets_one_answer() -> None:
+    slots, environment = AgentSlots(), FakeEnvironment({BRANCH: said("main")})
+    GitContext(slots, environment)  # type: ignore[arg-type]
+
+    async def ask() -> list[str]:
+        return (await slots.child_starting.run(ChildStarting("agent-1", "explore", "look"))).before
+
+    first, *others = [asyncio.ensure_future(ask()) for _ in range(5)]
+    await asyncio.sleep(0)
+    first.cancel()
+    told = await asyncio.gather(*others)
+    assert all("Branch: main" in block for (block,) in told)
+    assert environment.asked[REV_PARSE] == 1
+    environment.script[BRANCH] = said("next")
+    assert "Branch: next" in (await ask())[0] and environment.asked[REV_PARSE] == 2
 
 
 # -- a real repository ----------------------------------------------------------------------------------------------
