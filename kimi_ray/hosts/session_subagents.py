@@ -91,6 +91,7 @@ class SessionSubagents:
             return made
         if spec.inherited is None:
             spec = await self._as_its_caller(spec)
+        spec = replace(spec, inherited=self._isolated(spec.inherited))
         if spec.fork:
             return await self._fork(spec)
         model = spec.model if spec.model is not None else await self._model_of(spec.caller)
@@ -160,6 +161,11 @@ class SessionSubagents:
         self._inherited[agent_id] = inherited
         host = await live.agent_host(agent_id, None, spec.model)
         return ReadyChild(agent_id, spec.profile.name, labels, host)
+
+    def _isolated(self, inherited: Inherited | None) -> Inherited:
+        """An agent does not know whether it has a process of its own; its session does, and has its children so too."""
+        found = inherited or Inherited()
+        return replace(found, isolation=found.isolation or self._live.agents[MAIN].isolation)
 
     async def _model_of(self, agent_id: str) -> ResolvedModel:
         agent = self._live.agents.get(agent_id)
@@ -237,7 +243,7 @@ class SessionSubagents:
         try:
             child = await self._owned(spec.caller, agent_id)
             if spec.inherited is not None:
-                self._inherited[agent_id] = spec.inherited
+                self._inherited[agent_id] = self._isolated(spec.inherited)
             await live.recovery.remember_run(agent_id, spec.caller)
             host = await live.agent_host(agent_id, None, spec.model, directly=False)
             limits = await self._watch.limits_for(run) if live.tree.bound else None
