@@ -290,6 +290,7 @@ def _failure(error: BaseException, name: str) -> KimiRayError:
         code="swarm.rollout_failed",
         details={
             "exception": type(error).__name__,
+            "origin": "rollout",
             "rollout": name,
             "traceback": storable("\n".join(lines))[-_TRACEBACK_CHARS:],
         },

@@ -93,3 +93,13 @@ def test_what_cannot_be_used_is_told_before_the_start(
         "swarm", "{{item}}", "--items", "items.txt", *flags, "--model", f"scripted:{module}:model", "--in-process"
     )
     assert result.code == 2 and code in result.err, result.err
+
+
+def test_a_failed_function_is_told_by_sessions_show(cli: Cli, place: Path, module: str) -> None:
+    said = ("swarm", "--items", "items.txt", "--rollout", f"{module}:rollout", "--out", "run", "--in-process")
+    cli(*said, "--model", f"scripted:{module}:model", "--profile", "bare")
+    rows = {row.item: row for row in read_rows("run")}
+    shown = cli("sessions", "show", rows["b"].session_id, "--json").document
+    states = {agent["agent_id"]: agent["state"] for agent in shown["agents"]}
+    assert (states[rows["a"].agent_id], states[rows["b"].agent_id]) == ("completed", "failed")
+    assert rows["b"].error is not None and rows["b"].error.origin == "rollout"
