@@ -283,10 +283,10 @@ class AgentServices(Provider):
         await environment.close()
 
     @provide
-    def slots(self, opened: OpenedLog) -> AgentSlots:
-        """Where others have a say; the guard against repeated calls is the first, for agents of no run."""
+    def slots(self, spec: AgentSpec, opened: OpenedLog) -> AgentSlots:
+        """Where others have a say; the guard against repeated calls is the first, but not in rollouts and below."""
         slots = AgentSlots()
-        if opened.log.header.run_id is None:
+        if opened.log.header.run_id is None and spec.item is None:
             RepeatedCalls(slots)
         return slots
 
