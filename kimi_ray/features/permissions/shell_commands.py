@@ -102,7 +102,9 @@ def _command(words: list[Word], found: Commands, nested: int) -> None:
             found.hide("eval of what only the shell knows")
         _line(" ".join(word.text for word in rest), found, nested + 1)
     elif name in (".", "source"):
-        if not rest:
+        if rest:
+            found.commands.append(rest)
+        else:
             found.hide("commands are read from elsewhere")
     elif name == "command" and rest and rest[0].text in ("-v", "-V"):
         pass  # it only asks where a program is
@@ -111,7 +113,7 @@ def _command(words: list[Word], found: Commands, nested: int) -> None:
 
 
 def _shell(rest: Sequence[Word], found: Commands, nested: int) -> None:
-    """``sh``: what ``-c`` gives it; without a script it runs what it reads."""
+    """``sh``: what ``-c`` gives it, or a script; without one it runs what it reads."""
     operands = [word for word in rest if not word.text.startswith(("-", "+"))]
     takes_text = any(word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text for word in rest)
     reads = any(word.text.startswith("-") and not word.text.startswith("--") and "s" in word.text for word in rest)
@@ -120,7 +122,10 @@ def _shell(rest: Sequence[Word], found: Commands, nested: int) -> None:
             if word.expands:
                 found.hide("a shell is given what only the shell knows")
             _line(word.text, found, nested + 1)
-    elif not operands or reads or operands[0].expands or operands[0].text.startswith(("/dev/", "/proc/")):
+        return
+    if operands:
+        found.commands.append(operands)  # a script is a command by another name
+    if not operands or reads or operands[0].expands or operands[0].text.startswith(("/dev/", "/proc/")):
         only_asks = any(word.text in ("--version", "--help") for word in rest)
         if not only_asks:
             found.hide("a shell reads its commands from elsewhere")
@@ -134,7 +139,7 @@ def _behind(rest: list[Word], found: Commands, nested: int, *, prefix: bool) -> 
     first = True
     for index, word in enumerate(rest):
         if word.text.startswith("-") or "=" in word.text:
-            if word.expands and prefix and "=" not in word.text:
+            if word.expands and prefix and first and "=" not in word.text:
                 found.hide("options that only the shell knows")
             continue
         if first and prefix and (word.expands or word.globs):

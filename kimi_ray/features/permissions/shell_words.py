@@ -93,6 +93,8 @@ class _Reader:
         self._command = SimpleCommand()
         self._documents: list[_HereDocument] = []
         self._brackets = 0
+        self._after_case = False
+        """Behind ``;;``: what comes up to the next parenthesis is a pattern of a case."""
 
     def read(self, *, inside: bool = False) -> None:
         """Read commands to the end, or with ``inside`` to the parenthesis that closes a substitution."""
@@ -108,6 +110,7 @@ class _Reader:
             elif self._text.startswith("\\\n", self._at):
                 self._at += 2
             elif char == "\n":
+                self._after_case &= not self._command.words
                 self._end_command()
                 self._at += 1
                 self._brackets = 0
@@ -119,15 +122,20 @@ class _Reader:
                 self._at += 1
                 return
             elif char in "()":
+                if char == ")" and self._after_case and not parentheses:
+                    self._command = SimpleCommand()
+                self._after_case &= char == "("
                 parentheses = max(0, parentheses + (1 if char == "(" else -1))
                 self._found.plain = False
                 self._end_command()
                 self._at += 1
             elif char in ";&|":
                 self._end_command()
-                self._at += 1
+                ends_case = self._text.startswith((";;", ";&"), self._at)
+                self._after_case = ends_case or (self._after_case and char == "|")
+                self._at += 2 if ends_case else 1
             elif char in "<>":
-                self._redirect(inside=inside or parentheses > 0)
+                self._redirect(inside=parentheses > 0)
             else:
                 self._add(self._word(), inside=inside)
         self._end_command()
@@ -178,6 +186,11 @@ class _Reader:
             return
         operator = next(op for op in ("<<<", ">>", ">&", "<&", ">|", "<>", "<", ">") if text.startswith(op, at))
         self._at += len(operator)
+        self._skip_blanks()
+        if text.startswith(("<(", ">("), self._at):
+            self._command.redirects, self._found.plain = True, False
+            self._at += 1
+            return
         target = self._target()
         if target is None:
             return
@@ -186,9 +199,12 @@ class _Reader:
             self._command.redirects = True
             self._found.plain = False
 
-    def _target(self) -> Word | None:
+    def _skip_blanks(self) -> None:
         while self._text.startswith((" ", "\t", "\\\n"), self._at):
             self._at += 1 if self._text[self._at] in _BLANKS else 2
+
+    def _target(self) -> Word | None:
+        self._skip_blanks()
         if self._at >= len(self._text) or self._text[self._at] in _ENDS_WORD:
             self._found.hide("a redirection without a target")
             return None
@@ -210,16 +226,17 @@ class _Reader:
 
     def _skip_documents(self, inside: bool) -> None:
         documents, self._documents = self._documents, []
-        if documents and inside:
-            self._found.hide("a here-document in a substitution")
         for document in documents:
             body: list[str] = []
             while self._at < len(self._text):
                 stop = self._text.find("\n", self._at)
                 line = self._text[self._at :] if stop < 0 else self._text[self._at : stop]
                 self._at = len(self._text) if stop < 0 else stop + 1
-                if (line.lstrip("\t") if document.strips_tabs else line) == document.end:
+                text = line.lstrip("\t") if document.strips_tabs else line
+                if text == document.end:
                     break
+                if inside and text.startswith(document.end):
+                    self._found.hide("a here-document in a substitution that some shells end elsewhere")
                 body.append(line)
             if document.expands:
                 if any(line.endswith("\\") for line in body):

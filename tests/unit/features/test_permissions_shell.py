@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from kimi_ray.features.permissions import Call, RuleBook
 from kimi_ray.settings import PermissionRule
+from tests.unit.features.shell_lines import LineMaker
 
 
 def book(**rules: str | list[str]) -> RuleBook:
@@ -98,6 +100,9 @@ DODGES = [
     "eval rm x",
     "eval 'r''m x'",
     "ssh host rm x",
+    "bash rm x",
+    "sh - ./rm",
+    ". rm x",
     "ssh host 'cd y; rm x'",
     "su -c 'rm x' nobody",
     "trap 'rm x' EXIT",
@@ -284,15 +289,6 @@ def test_long_and_deep_lines_are_judged_in_no_time() -> None:
     assert is_denied(NO_RM, "x" * 200_000)
 
 
-TOKENS = [
-    " ", " ", "\n", ";", "&&", "|", "&", "(", ")", "{ ", "; }", "'", '"', "\\", "$(", "`", "<<E", "\nE\n", " # ", "#",
-    "$", "x=", "if ", "then ", "fi", "case x in ", "esac", ";;", "((", "))", "[[ ", " ]]", "<", ">", ">&", "1", "${x",
-    "}", "$'", "!", "a", "[", "]", "<<-E", "<<'E'", "$((", ",", "..", "eval ", "bash -c ", "env ", "for i in a; do ",
-    "done", "=", "\\\n", "E", "<(", "$[", "${x:-", '"$(', "za", "p", "time ", "<<<", "=~ ", "xargs ", "&>", '$"',
-    "((1", "<<\\E", "a[", "]=1", "zap", "echo ",
-]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, dict[str, str]]]:
     """A directory to run in, the mark that ``zap`` leaves, and an environment with little but ``zap``."""
@@ -302,7 +298,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
     work.mkdir()
     (programs / "zap").write_text(f"#!/bin/sh\n: > {mark}\n")
     (programs / "zap").chmod(0o755)
-    for name in ("bash", "env", "xargs", "sh"):
+    for name in ("bash", "env", "cat", "sh"):
         found = shutil.which(name)
         if found is not None:
             os.symlink(found, programs / name)
@@ -310,17 +306,23 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tokens=st.lists(st.sampled_from(TOKENS), min_size=1, max_size=12), at=st.integers(0, 11))
-def test_what_is_not_denied_is_not_run_by_bash(
-    shell: tuple[Path, Path, dict[str, str]], tokens: list[str], at: int
-) -> None:
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 62))
+def test_what_is_not_denied_or_is_allowed_does_not_run_it(shell: tuple[Path, Path, dict[str, str]], seed: int) -> None:
     work, mark, environment = shell
-    line = "".join([*tokens[:at], "zap", *tokens[at:]])
-    if is_denied(book(deny="Bash(zap)"), line):
+    line = LineMaker(random.Random(seed)).line()
+    allowed = book(allow=["Bash(ok *)", "Bash(true *)", "Bash(echo *)"]).allowing(command(line)) is not None
+    if is_denied(book(deny="Bash(zap)"), line) and not allowed:
         return
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(
-            ["bash", "-c", line], cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=2
-        )
-    assert not mark.exists(), line
+    for program in ("bash", "sh"):
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [program, "-c", line],
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=2,
+                check=False,
+            )
+        assert not mark.exists(), (program, line)
