@@ -369,6 +369,9 @@ class LiveAgent:
             cost_usd=self.meter.cost_usd or 0.0,
             retries=progress.retries,
             since_ms=round((time.monotonic() - moved) * 1000),
+            turns=fold.sums.turns,
+            steps=fold.sums.steps,
+            tool_calls=fold.sums.tool_calls,
         )
 
     async def close(self, *, cause: str = "closed") -> None:

@@ -190,6 +190,10 @@ class AgentProgress:
     cost_usd: float
     retries: int
     since_ms: int
+    turns: int = 0
+    """Over its whole life, as the following ones: those that have begun."""
+    steps: int = 0
+    tool_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

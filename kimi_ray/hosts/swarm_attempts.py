@@ -244,10 +244,11 @@ def spent_of(totals: AgentTotals) -> Spent:
 
 
 def spent_so_far(progress: AgentProgress) -> Spent:
-    """What a running attempt has used: a step counts when it begins; its tool calls are told at its end."""
+    """What a running attempt has used: turns, steps and calls count when they begin."""
     return Spent(
-        turns=0 if progress.turn is None else progress.turn + 1,
-        steps=0 if progress.step is None else progress.step + 1,
+        turns=progress.turns,
+        steps=progress.steps,
+        tool_calls=progress.tool_calls,
         output_tokens=progress.output_tokens,
         total_tokens=progress.total_tokens,
         cost_usd=progress.cost_usd,

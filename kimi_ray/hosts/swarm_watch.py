@@ -78,7 +78,7 @@ class SwarmWatch:
             request_retries=sum(progress.retries for _, progress in live),
             done=sum(counts.done.values()),
             **counts.done,
-            steps=past.steps + sum((progress.step or 0) for _, progress in live),
+            steps=past.steps + sum(progress.steps - (progress.step is not None) for _, progress in live),
             output_tokens=output,
             total_tokens=past.total_tokens + sum(progress.total_tokens for _, progress in live),
             tokens_per_s=self._rate(output),

@@ -276,7 +276,6 @@ async def test_asks_may_run_beside_each_other_and_be_given_up(tmp_path: Path) ->
         return [result.text for result in (*both, last)]
 
     async with running(tmp_path) as (runtime, stage, model):
-        session = await _session(runtime, tmp_path, model)
         answer = stage.answer
 
         async def answers(request: Any) -> Step:
@@ -285,6 +284,7 @@ async def test_asks_may_run_beside_each_other_and_be_given_up(tmp_path: Path) ->
             return await answer(request)
 
         stage_module(stage, answers)
+        session = await _session(runtime, tmp_path, model)
         (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
         assert row.output == ["did one", "did two", "did three"], row.error
 
@@ -515,3 +515,27 @@ async def test_a_gate_that_blocks_what_is_asked_is_told_to_the_function(tmp_path
         session = await _session(runtime, tmp_path, model)
         (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
         assert row.output == ["blocked", "did allowed"], row.error
+
+
+async def test_total_limits_count_every_turn_of_running_functions(tmp_path: Path) -> None:
+    async def many(ctx: RolloutContext) -> Any:
+        for n in range(1000):
+            await ctx.agent.ask(f"turn {n}")
+
+    async with running(tmp_path) as (runtime, stage, model):
+        answer = stage.answer
+
+        async def slowly(request: Any) -> Step:
+            await asyncio.sleep(0.02)
+            return await answer(request)
+
+        stage_module(stage, slowly)
+        session = await _session(runtime, tmp_path, model)
+        handle = await session.start_swarm(
+            None, ["a", "b"], rollout=many, total_limits=Limits(max_steps=30), max_concurrency=2, **BARE
+        )
+        report = await handle.result(30)
+        assert {row.stop for row in report.rows} == {"limit:max_steps"}
+        # The hosts are asked how far their agents are ten times a second.
+        assert 30 <= len(stage.requests) <= 30 + 2 * 15
+        assert sum(row.steps for row in report.rows) == len(stage.requests)
