@@ -538,4 +538,5 @@ async def test_total_limits_count_every_turn_of_running_functions(tmp_path: Path
         assert {row.stop for row in report.rows} == {"limit:max_steps"}
         # The hosts are asked how far their agents are ten times a second.
         assert 28 <= len(stage.requests) <= 30 + 2 * 15
-        assert 0 <= sum(row.steps for row in report.rows) - len(stage.requests) <= 2, "what was cancelled was not answered"
+        cut = sum(row.steps for row in report.rows) - len(stage.requests)
+        assert 0 <= cut <= 2, "what was cancelled had begun"
