@@ -282,7 +282,7 @@ async def test_forks_begin_with_what_was_said(tmp_path: Path) -> None:
 
 
 async def test_the_time_of_a_subagent_ends_it_alone(tmp_path: Path) -> None:
-    async with running(tmp_path, models=MODELS, subagent_timeout_s=0.3) as (runtime, _, _):
+    async with running(tmp_path, models=MODELS, subagent_timeout_s=2) as (runtime, _, _):
         play = Play()
         play.child = lambda _, prompt: Step(text="late", latency_s=30 if prompt.endswith("slow") else 0)
         play.main = [swarm(prompt_template="Be {{item}}", items=["quick", "slow"]), Step(text="ok")]
@@ -303,7 +303,7 @@ async def test_the_limits_of_the_session_bound_a_swarm_and_all_its_tasks_have_re
 ) -> None:
     async with running(tmp_path, models=MODELS) as (runtime, _, _):
         play = Play()
-        play.child = lambda _, prompt: Step(text=f"did {prompt}", latency_s=0.05)
+        play.child = lambda _, prompt: Step(text=f"did {prompt}", latency_s=5)
         play.main = [swarm(prompt_template="Do {{item}}", items=ITEMS), Step(text="never")]
         session = await runtime.workspace(tmp_path / "work").create_session(
             model="m", profile=LEAD, limits=Limits(max_steps=6)
@@ -315,8 +315,7 @@ async def test_the_limits_of_the_session_bound_a_swarm_and_all_its_tasks_have_re
             event.data["message"]["content"][0]["content"][0]["text"] for event in events if event.type == "tool/result"
         ]
         counted = Counter(attributes["outcome"] for attributes, _ in outcomes(text))
-        assert sum(counted.values()) == 12 and 1 <= counted["completed"] <= 5 + 5
-        assert len(play.prompts) <= 6 + 5
+        assert counted == {"failed": 12}
 
 
 async def test_a_swarm_below_a_swarm(tmp_path: Path) -> None:

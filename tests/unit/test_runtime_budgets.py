@@ -53,8 +53,8 @@ async def endless_swarm(
 
 
 async def test_a_budget_stops_a_swarm_within_a_request_of_each_agent(tmp_path: Path) -> None:
-    budget = 0.1
-    report, requests, _ = await endless_swarm(tmp_path, Limits(max_cost_usd=budget), 0.2)
+    budget = 0.04
+    report, requests, _ = await endless_swarm(tmp_path, Limits(max_cost_usd=budget), 1.0)
     assert Counter((row.status, row.stop) for row in report.rows) == {("limit", "limit:max_cost_usd"): AGENTS}
     assert report.cost_usd is not None
     assert budget <= report.cost_usd <= budget + AGENTS * REQUEST_USD + 1e-9
