@@ -56,6 +56,8 @@ class SessionSubagents:
         self._over: OrderedDict[str, None] = OrderedDict()
         self._headers: dict[str, dict[str, Any]] = {}
         self._inherited: dict[str, Inherited] = {}
+        self._earlier: dict[str, str] | None = None
+        """What earlier hosts of the session made, by nonce; this one holds its claim, so there will be no more."""
         self._watch = SubagentWatch(live, self._runs, self.end)
 
     @property
@@ -159,7 +161,7 @@ class SessionSubagents:
             live.services, live, spec.caller, spec.nonce, spec.model, labels=labels, about=spec.about
         )
         self._inherited[agent_id] = inherited
-        host = await live.agent_host(agent_id, None, spec.model)
+        host = await live.agent_host(agent_id, None, spec.model, directly=False)
         return ReadyChild(agent_id, spec.profile.name, labels, host)
 
     def _isolated(self, inherited: Inherited | None) -> Inherited:
@@ -179,13 +181,16 @@ class SessionSubagents:
         live = self._live
         if live.known_empty:
             return None
-        for log in await live.services.store.list_logs(live.id):
-            header = log.header or {}
-            if nonce in (header.get(_SPAWN), header.get("fork_group")):
-                agent_id = log.stream.agent_id
-                host = await live.agent_host(agent_id, None, None)
-                return ReadyChild(agent_id, str(header.get("profile")), dict(header.get("labels") or {}), host)
-        return None
+        if self._earlier is None:
+            logs = await live.services.store.list_logs(live.id)
+            headers = [(log.stream.agent_id, log.header) for log in logs if log.header is not None]
+            by_nonce = [(header.get(_SPAWN) or header.get("fork_group"), told) for told, header in headers]
+            self._earlier = {str(made): agent_id for made, agent_id in by_nonce if made is not None}
+        agent_id = self._earlier.get(nonce)
+        if agent_id is None:
+            return None
+        host = await live.agent_host(agent_id, None, None, directly=False)
+        return replace(_told(agent_id, await self._header(agent_id)), host=host)
 
     async def _as_its_caller(self, spec: SpawnSubagent) -> SpawnSubagent:
         """What a program did not say: the child works where its caller does, with main's tools."""

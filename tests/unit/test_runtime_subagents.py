@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from kimi_ray.agent.subagents import SubagentResult, Subagents, SummaryPolicy
 from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
-from kimi_ray.hosts.subagent_words import BeginSubagent
+from kimi_ray.hosts.subagent_words import BeginSubagent, SpawnSubagent
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.store.seam import Stream
@@ -711,3 +713,19 @@ async def test_whatever_is_lost_the_logs_agree(tmp_path: Path, kinds: tuple[str,
     check_prompts(logs)
     check_positions(logs)
     assert set(logs) == {"main", "agent-1", "agent-2"}
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_a_call_whose_answer_was_lost_makes_no_second_child(tmp_path: Path, fork: bool) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await begin(runtime, tmp_path, model)
+        profile = runtime.features.profile("coder")
+        spec = SpawnSubagent("main", "nonce1", profile, None, fork=fork)
+        spawn = partial(session._link.call, "spawn_subagent", session.id)
+        first = await asyncio.gather(*(spawn(spec) for _ in range(3)))
+        assert {child.agent_id for child in first} == {"agent-1"}
+        (host,) = await hosts_of(runtime, "sessions")
+        cluster_of(runtime).kill_host(host)
+        assert (await spawn(spec)).agent_id == "agent-1"
+        assert (await spawn(replace(spec, nonce="nonce2"))).agent_id == "agent-2"
+        assert (await session.run_subagent("x", resume="agent-1")).status == "completed"
