@@ -729,3 +729,32 @@ async def test_a_call_whose_answer_was_lost_makes_no_second_child(tmp_path: Path
         assert (await spawn(spec)).agent_id == "agent-1"
         assert (await spawn(replace(spec, nonce="nonce2"))).agent_id == "agent-2"
         assert (await session.run_subagent("x", resume="agent-1")).status == "completed"
+
+
+async def test_a_child_works_in_its_callers_directory_which_stays_the_callers(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_text("one")
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model, workdir=Workdir.copy(str(source)))
+        stage.faults["go"] = [ask("write")]
+        stage.faults["write"] = [Step.call("Write", {"path": "b.txt", "content": "two"}), Step(text=LONG)]
+        await (await session.main.submit("go")).result()
+        stage.faults["read"] = [Step.call("Read", {"path": "b.txt"}), Step(text="ok")]
+        await session.run_subagent("read")
+        assert "two" in (await results(session, "agent-2"))[0]
+        assert not (source / "b.txt").exists()
+        bound = {
+            agent_id: [e.data["workdir"] async for e in session.agent(agent_id).events() if e.type == "profile/bind"][0]
+            for agent_id in ("main", "agent-1", "agent-2")
+        }
+        own = Path(bound["main"]["prepared"])
+        assert own != source and (own / "b.txt").read_text() == "two"
+        for agent_id in ("agent-1", "agent-2"):
+            assert bound[agent_id]["kind"] == "shared" and Path(bound[agent_id]["prepared"]) == own
+            assert not bound[agent_id]["created"], "it is not the child's to remove"
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(str(tmp_path / "work")).resume(session.id)
+        stage.faults["read"] = [Step.call("Read", {"path": "b.txt"}), Step(text="ok")]
+        await session.run_subagent("read", resume="agent-1")
+        assert "two" in (await results(session, "agent-1"))[-1]
