@@ -96,15 +96,15 @@ async def test_a_lost_hosts_places_come_back(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_waiting_for_a_place_ends_with_a_limit_and_with_a_cancel_and_is_no_working_time(tmp_path: Path) -> None:
-    async with ModelServer(seconds=0.3) as server:
+    async with ModelServer(seconds=0.15) as server:
         config = {**FAST, "models": {"tiny": {"base_url": server.url, "max_connections": 1}}}
         async with Runtime.connect(tmp_path / "home", "in-process", config=config) as runtime:
             session = await runtime.workspace(tmp_path).create_session(model="tiny", profile="bare")
             items = list("abcdef")
             bounded = {"profile": "bare", "max_concurrency": 6}
-            rows = (await session.swarm("a {{item}}", items, limits=Limits(time_s=1.0), **bounded)).rows
+            rows = (await session.swarm("a {{item}}", items, limits=Limits(time_s=0.5), **bounded)).rows
             assert {row.status for row in rows} == {"completed", "limit"}
-            rows = (await session.swarm("b {{item}}", items, limits=Limits(working_time_s=1.0), **bounded)).rows
+            rows = (await session.swarm("b {{item}}", items, limits=Limits(working_time_s=0.7), **bounded)).rows
             assert {row.status for row in rows} == {"completed"}, "the last one waited for longer than it may work"
             handle = await session.start_swarm("c {{item}}", items, **bounded)
             async for _ in handle:
