@@ -12,7 +12,7 @@ import pytest
 from kimi_ray import Profile, Runtime, Session, Workspace
 from kimi_ray.config import RuntimeConfig
 from tests.actors.conftest import until
-from tests.actors.faults import assert_once, counts, kill, read_session
+from tests.actors.faults import assert_once, counts, hosts_of, kill, read_session, store_of
 from tests.actors.swarm_models import LEAD
 
 PROFILE = Profile(name="lead", tools=("AgentSwarm",), subagents=("bare",))
@@ -77,6 +77,34 @@ async def test_a_host_of_subagents_killed(
         named = Counter(event.data["agent_id"] for event in main if event.type == kind)
         assert len(named) == ITEMS and set(named.values()) == {1}, (kind, named)
     assert_once(main, "tool/call", "tool/result")
+
+
+@pytest.mark.parametrize("what", ["session's host", "store"])
+async def test_the_session_s_host_or_the_store_killed(
+    runtime: Runtime, workspace: Workspace, config: RuntimeConfig, tmp_path: Path, what: str
+) -> None:
+    go = tmp_path / "go"
+    session = await workspace.create_session(model=LEAD, profile=PROFILE)
+    prompt = await session.main.submit(f"swarm {ITEMS} {go}")
+
+    async def at_work() -> bool:
+        return len(await agents_at(runtime, session)) > 6
+
+    await until(at_work)
+    (host,) = [host["name"] for host in await hosts_of(runtime, "sessions") if session.id in host["sessions"]]
+    await kill(runtime, store_of(runtime) if what == "store" else host)
+    go.touch()
+    result = await prompt.result(120)
+    assert result.state == "completed", result
+    found = outcomes(result.text)
+    assert [text for _, _, text in found] == [f"did item-{number}" for number in range(ITEMS)], result.text
+    await session.close()
+    logs = await read_session(config.home, session.id)
+    for agent_id, _, _ in found:
+        assert_once(logs[agent_id], "prompt/submitted", "prompt/completed")
+    for kind in ("subagent/spawned", "subagent/completed"):
+        named = Counter(event.data["agent_id"] for event in logs["main"] if event.type == kind)
+        assert set(named) >= {agent_id for agent_id, _, _ in found} and set(named.values()) == {1}, (kind, named)
 
 
 async def test_the_host_of_the_caller_killed(
