@@ -207,6 +207,7 @@ class TurnLoop:
                 if work.joins.waiting:
                     say += await work.joins.join(signal)
             if not (calls or say or self._inbox):
+                signal.check()
                 return {"kind": "truncated" if answer.finish == "max-tokens" else "completed"}
             step += 1
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Any, Self
 
 from kimi_ray.errors import KimiRayError
 
@@ -25,7 +24,7 @@ class TurnSignal:
         self.cause: str | None = None
         self.limit: KimiRayError | None = None
         self.fenced = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._delivered = False
 
     def stop(self, cause: str, *, limit: KimiRayError | None = None, fenced: bool = False) -> bool:
@@ -45,27 +44,31 @@ class TurnSignal:
         if self.stopped.is_set():
             raise TurnStopped
 
-    @contextmanager
-    def interruptible(self) -> Generator[None]:
-        """A span in which ``stop`` cancels what the turn awaits.
+    def interruptible(self) -> Self:
+        """A span in which ``stop`` cancels what the turn awaits: ``with signal.interruptible(): ...``
 
         Raises:
             TurnStopped: the span was ended by the signal, before or inside.
         """
+        return self  # entered several times in each step: it makes no object
+
+    def __enter__(self) -> None:
         self.check()
-        task = asyncio.current_task()
-        self._task = task
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._delivered or task is None:
-                raise
+        self._task = asyncio.current_task()
+
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _traceback: object) -> None:
+        task, self._task = self._task, None
+        if kind is not None and self._delivered and task is not None and issubclass(kind, asyncio.CancelledError):
             task.uncancel()
             raise TurnStopped from None
-        finally:
-            self._task = None
 
     def _deliver(self) -> None:
-        if self._task is not None and not self._delivered:
-            self._delivered = True
-            self._task.cancel()
+        task = self._task
+        if task is None or self._delivered:
+            return
+        if task is asyncio.current_task():
+            # Stopped from inside of the span: a cancel now might arrive only when the span has been left.
+            asyncio.get_running_loop().call_soon(self._deliver)
+            return
+        self._delivered = True
+        task.cancel()

@@ -485,3 +485,33 @@ async def test_a_prompt_that_is_steered_while_the_end_is_discussed_joins() -> No
     bench.submit("one")
     assert (await bench.result("p1")).result.turn == 0
     assert (await bench.result("p0")).result.text == "second"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("slot", ["prompt", "step", "tool", "turn_stopping"])
+async def test_a_handler_may_cancel_what_it_is_asked_about_and_the_agent_lives_on(slot: str, waits: bool) -> None:
+    script = [Step.call("Probe"), "done", "fine"]
+    bench = AgentBench(lambda _request: script.pop(0), tools=(Probe(),))
+
+    async def cancel(_event: Any) -> None:
+        if bench.agent.cancel("p0", "parent") and waits:
+            await asyncio.Event().wait()
+
+    getattr(bench.slots, slot).register("cancels", cancel)
+    bench.submit("one")
+    assert (await bench.result("p0")).result.state == "cancelled"
+    getattr(bench.slots, slot).remove("cancels")
+    script[:] = ["fine"]
+    bench.submit("two")
+    assert (await bench.result("p1")).result.text == "fine"
+
+
+async def test_a_model_may_cancel_its_own_turn_and_the_agent_lives_on() -> None:
+    async def model(_request: Any) -> str:
+        bench.agent.cancel("p0", "parent")
+        return "too late"
+
+    bench = AgentBench(model)
+    bench.submit("one", "two")
+    assert (await bench.result("p0")).result.state == "cancelled"
+    assert (await bench.result("p1")).result.state == "completed"
