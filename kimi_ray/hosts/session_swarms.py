@@ -33,11 +33,11 @@ async def begin_swarm(
     if spec.parent != MAIN:
         await live.agent_host(spec.parent, live.host_of(spec.parent), None)
         spec = replace(spec, depth=await _depth_of(live, spec.parent) + 1)
+    spec = replace(spec, permission_mode=await mode_of(live, spec.parent))
     await live.recovery.remember_run(spec.run_id, spec.parent)
     if not live.known_empty:
         spec = await live.recovery.swarm(spec)
-    mode, left = await mode_of(live, spec.parent), await live.limits_left(spec.total_limits)
-    spec = replace(spec, claim=live.spec.nonce, total_limits=left, permission_mode=mode)
+    spec = replace(spec, claim=live.spec.nonce, total_limits=await live.limits_left(spec.total_limits))
     still_here()
     if spec.run_id in live.swarms:
         return
