@@ -293,6 +293,26 @@ async def test_a_cancel_ends_a_hook_at_once(tmp_path: Path) -> None:
         assert "was killed" in result["error"]
 
 
+@pytest.mark.parametrize("ends", ["cancel", "close"])
+async def test_a_prompt_that_ends_at_its_hook_runs_no_turn(tmp_path: Path, ends: str) -> None:
+    async with world(tmp_path, hook("UserPromptSubmit", f"touch {tmp_path / 'begun'}; sleep 60")) as here:
+        session = await here.session()
+        prompt = await session.main.submit("go")
+        await until((tmp_path / "begun").exists)
+        began = time.monotonic()
+        if ends == "cancel":
+            assert await prompt.cancel()
+            assert (await prompt.result(10)).state == "cancelled"
+        else:
+            await session.close()
+            session = await here.workspace.resume(session.id)
+        assert time.monotonic() - began < 5
+        events = await events_of(session)
+        assert not of_type(events, "turn/start") and here.stage.requests == []
+        assert [one["state"] for one in of_type(events, "prompt/completed")] == ["cancelled"]
+        assert "was killed" in of_type(events, "hook/result")[0]["error"]
+
+
 # -- turns ----------------------------------------------------------------------------------------------------------
 
 
