@@ -17,8 +17,8 @@ from kimi_ray.actors.ray_cluster import SHARE, STORAGE_RESOURCE, RayCluster, Ray
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault, StoreError
 from kimi_ray.hosts.connection import Connection, connect_in_process
+from kimi_ray.hosts.driver_leases import program_versions
 from kimi_ray.hosts.ports import HostEnvironment, NodeInfo, is_lost, registry_name, store_name
-from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
 if TYPE_CHECKING:

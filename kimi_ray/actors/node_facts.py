@@ -68,6 +68,6 @@ async def _ask(node_id: str) -> dict[str, Any]:
 def _facts() -> dict[str, Any]:
     import ray
 
-    from kimi_ray.hosts.registry import program_versions
+    from kimi_ray.hosts.driver_leases import program_versions
 
     return {"host": os.uname().nodename, "versions": {**program_versions(), "ray": ray.__version__}}

@@ -202,7 +202,7 @@ def _cluster(config: RuntimeConfig) -> Iterator[Finding]:
         return
     from kimi_ray.actors.node_facts import node_facts
     from kimi_ray.actors.operate import status
-    from kimi_ray.hosts.registry import program_versions
+    from kimi_ray.hosts.driver_leases import program_versions
 
     try:
         nodes = node_facts(config)

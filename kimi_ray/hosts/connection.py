@@ -11,9 +11,9 @@ from typing import Any
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.hosts.driver_leases import program_versions
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.ports import Cluster, HostEnvironment, Peer, registry_name
-from kimi_ray.hosts.registry import program_versions
 from kimi_ray.hosts.store_host import store_options
 
 CALL_BOUND_S = 30.0

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import time
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kimi_ray.config import RuntimeConfig, differing
+from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.draining import Drains
+from kimi_ray.hosts.driver_leases import DriverLeases
 from kimi_ray.hosts.limiter_ledger import LimiterLedger
 from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
 from kimi_ray.hosts.pool import HostPool, PooledHost, named_node
-from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostListing, NodeInfo, store_name
+from kimi_ray.hosts.ports import Cluster, Group, HostListing, NodeInfo, store_name
 from kimi_ray.hosts.specs import PlaceAgent
-from kimi_ray.ids import new_ulid
 from kimi_ray.settings import Isolation
-from kimi_ray.version import __version__
 
 ASK_BOUND_S = 2.0
 """How long a host has for a ping before it counts as silent."""
@@ -41,12 +38,6 @@ ROUND_S = 5.0
 
 STORE_BOUND_S = 30.0
 """How long the registry's start waits for the stores."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    info: dict[str, Any]
-    heard: float
 
 
 class Registry:
@@ -78,7 +69,7 @@ class Registry:
         self._cluster = cluster
         self._config = config
         self._nodes: list[NodeInfo] = []
-        self._environment = HostEnvironment()
+        self._drivers = DriverLeases(config)
         closed: set[str] = set()
         self._pools = {
             kind: HostPool(
@@ -87,7 +78,7 @@ class Registry:
                 config,
                 self._open_nodes,
                 self._reread_nodes,
-                environment=lambda: self._environment,
+                environment=lambda: self._drivers.environment,
                 evict=lambda name: self._spawn(self._stop(name)),
                 closed=closed,
             )
@@ -97,9 +88,6 @@ class Registry:
         self._limiters = LimiterLedger()
         self._sessions: dict[str, str] = {}
         self._placing: dict[str, asyncio.Task[str]] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._code: str | None = None
-        self._heard = time.monotonic()
         self._began = time.time()
         self._ending: asyncio.Task[list[dict[str, Any]]] | None = None
         self._doubted: dict[str, asyncio.Task[bool]] = {}
@@ -118,7 +106,7 @@ class Registry:
         if self._starting_stores:
             # A store that cannot be placed now must not keep the registry from telling so.
             await asyncio.wait(self._starting_stores.values(), timeout=STORE_BOUND_S)
-        self._heard = time.monotonic()
+        self._drivers.hear()
         self._pools["sessions"].grow()
         if self._config.isolation == "shared":
             self._pools["agents"].grow()
@@ -159,21 +147,8 @@ class Registry:
             RuntimeFault: ``runtime.mismatch`` {settings: {name: {mine, theirs}}}; ``runtime.ending``.
         """
         self._refuse_when_ending()
-        mine: dict[str, Any] = {**(info.get("fingerprint") or {}), **(info.get("versions") or program_versions())}
-        theirs = {**self._config.runtime_fingerprint(), **program_versions()}
-        code = info.get("code")
-        if self._leases and code != self._code:
-            mine["runtime_env"], theirs["runtime_env"] = code, self._code
-        other = differing(mine, theirs)
-        if other:
-            raise RuntimeFault(
-                f"the runtime that serves this home runs with other settings: {', '.join(other)}",
-                code="runtime.mismatch",
-                hint="connect with the same settings, or end that runtime with `kimi-ray down`",
-                details={"settings": other},
-            )
-        lease_id = f"lease_{new_ulid()}"
-        await self.renew(lease_id, info)
+        self._drivers.check(info)
+        lease_id = self._drivers.begin(info)
         return {
             "lease_id": lease_id,
             "renew_s": self._config.lease_timeout_s / 4,
@@ -184,17 +159,11 @@ class Registry:
     async def renew(self, lease_id: str, info: dict[str, Any]) -> None:
         """A driver is still there. A lease that this registry does not know is taken in: it may have restarted."""
         self._refuse_when_ending()
-        self._heard = time.monotonic()
-        if "code" in info:
-            self._code = info["code"]
-            self._environment = HostEnvironment(self._code or "", info.get("runtime_env"))
-        shown = {k: v for k, v in info.items() if k not in ("fingerprint", "runtime_env")}
-        self._leases[lease_id] = _Lease(shown, self._heard)
+        self._drivers.renew(lease_id, info)
 
     async def goodbye(self, lease_id: str) -> None:
         """A driver goes. Idempotent."""
-        self._heard = time.monotonic()
-        self._leases.pop(lease_id, None)
+        self._drivers.end(lease_id)
 
     # -- places -----------------------------------------------------------------------------------------------------
 
@@ -354,7 +323,6 @@ class Registry:
 
     async def status(self) -> dict[str, Any]:
         """What ``kimi-ray status`` shows, as JSON."""
-        now = time.monotonic()
         hosts = [
             {
                 "name": host.name,
@@ -378,10 +346,7 @@ class Registry:
             "home": self._config.home,
             "began": self._began,
             "ending": self._ending is not None,
-            "leases": [
-                {"lease_id": k, "heard_s_ago": round(now - lease.heard, 3), **lease.info}
-                for k, lease in self._leases.items()
-            ],
+            "leases": self._drivers.report(),
             "hosts": hosts,
             "stores": [store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)],
             "nodes": [
@@ -580,11 +545,7 @@ class Registry:
         pause = min(ROUND_S, self._config.lease_timeout_s / 4)
         while self._ending is None:
             await asyncio.sleep(pause)
-            now = time.monotonic()
-            for lease_id, lease in list(self._leases.items()):
-                if now - lease.heard >= self._config.lease_timeout_s:
-                    del self._leases[lease_id]
-            if now - self._heard >= self._config.lease_timeout_s:
+            if self._drivers.all_gone():
                 self._spawn(self.shutdown())
                 return
             try:
@@ -608,8 +569,3 @@ class Registry:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def program_versions() -> dict[str, str]:
-    """What drivers and hosts must have in common to understand each other's data; a Python's patch level may differ."""
-    return {"kimi_ray": __version__, "python": ".".join(platform.python_version_tuple()[:2])}

@@ -10,7 +10,7 @@ from kimi_ray.actors import node_facts, operate
 from kimi_ray.cli import doctor as doctor_module
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import RuntimeFault
-from kimi_ray.hosts.registry import program_versions
+from kimi_ray.hosts.driver_leases import program_versions
 from tests.unit.cli.conftest import Cli
 
 NODE = "9f3c21ab" + "0" * 20
