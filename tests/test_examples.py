@@ -51,6 +51,18 @@ def test_own_tool(tmp_path: Path) -> None:
     assert 'measure {"path":"own_tool.py","unit":"lines"}' in out
 
 
+def test_model_swarm(tmp_path: Path) -> None:
+    out = run("model_swarm.py", cwd=tmp_path).splitlines()
+    assert [line for line in out if line.startswith("<summary>")] == [
+        "<summary>completed: 2, failed: 1</summary>",
+        "<summary>completed: 1</summary>",
+    ]
+    assert [line for line in out if 'mode="resume"' in line] == [
+        '<subagent mode="resume" agent_id="agent-3" item="Atlantis" outcome="completed">It is a legend.</subagent>'
+    ]
+    assert out[-1] == "All are answered."
+
+
 def test_custom_rollout(tmp_path: Path) -> None:
     out = run("custom_rollout.py", cwd=tmp_path)
     assert out.splitlines() == [
