@@ -97,6 +97,7 @@ class ToolRuns:
         await run_calls(
             [ScheduledCall(known, partial(run.body, signal)) for known, run in zip(accesses, runs, strict=True)],
             cancelled=signal.stopped,
+            stopped=signal.stopping,
             on_start=lambda index: runs[index].start(),
             commit=lambda index, output: runs[index].commit(output),
             root=self._environment.root,

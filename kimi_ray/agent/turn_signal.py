@@ -26,6 +26,16 @@ class TurnSignal:
         self.fenced = False
         self._task: asyncio.Task[Any] | None = None
         self._delivered = False
+        self._stopping: asyncio.Future[None] | None = None
+
+    @property
+    def stopping(self) -> asyncio.Future[None]:
+        """Done when the signal is set."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+            if self.stopped.is_set():
+                self._stopping.set_result(None)
+        return self._stopping
 
     def stop(self, cause: str, *, limit: KimiRayError | None = None, fenced: bool = False) -> bool:
         """Ask the turn to end; returns whether this call was the first."""
@@ -36,6 +46,8 @@ class TurnSignal:
         self.limit = limit
         self.fenced = fenced
         self.stopped.set()
+        if self._stopping is not None:
+            self._stopping.set_result(None)
         self._deliver()
         return True
 

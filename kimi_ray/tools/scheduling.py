@@ -93,6 +93,7 @@ async def run_calls(
     calls: Sequence[ScheduledCall],
     *,
     cancelled: asyncio.Event,
+    stopped: asyncio.Future[None] | None = None,
     on_start: Callable[[int], None],
     commit: Callable[[int, ToolOutput], None],
     root: str | None = None,
@@ -107,6 +108,8 @@ async def run_calls(
 
     Args:
         calls: In the model's order.
+        cancelled: Set when nothing more is to start.
+        stopped: Done when ``cancelled`` is set: whoever has it saves a task that waits for the event.
         on_start: Told the index of a call when it starts.
         commit: Told index and result, in the model's order, each index exactly once.
         root: The working directory that relative paths of accesses stand for.
@@ -114,7 +117,7 @@ async def run_calls(
         grace_s: Seconds.
     """
     batch = _Batch(calls, on_start, commit, root or "", max_concurrency)
-    waiter = asyncio.create_task(cancelled.wait())
+    waiter = stopped if stopped is not None else asyncio.ensure_future(cancelled.wait())
     try:
         while batch.unfinished:
             if not cancelled.is_set():
@@ -129,7 +132,8 @@ async def run_calls(
                 await asyncio.wait(batch.running, timeout=grace_s)
                 batch.collect()
     finally:
-        waiter.cancel()
+        if stopped is None:
+            waiter.cancel()
         try:
             if batch.running:
                 await batch.stop()
