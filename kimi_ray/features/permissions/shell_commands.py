@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,19 +11,25 @@ from kimi_ray.features.permissions.shell_words import CommandLine, SimpleCommand
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "mksh"})
 PREFIXES = frozenset(
     {
-        "sudo", "doas", "env", "nohup", "nice", "ionice", "time", "timeout", "stdbuf", "setsid", "setpriv", "xargs",
-        "command", "builtin", "exec", "chroot", "unshare", "nsenter", "strace", "ltrace", "busybox", "toybox", "coproc",
-        "function", "taskset", "numactl", "chrt", "catchsegv", "valgrind", "systemd-run", "flock", "unbuffer", "noglob",
+        "sudo", "doas", "pkexec", "gosu", "su-exec", "env", "nohup", "nice", "ionice", "time", "timeout", "stdbuf",
+        "setsid", "setpriv", "setarch", "prlimit", "cpulimit", "taskset", "numactl", "chrt", "xargs", "parallel",
+        "watch", "command", "builtin", "exec", "coproc", "function", "noglob", "chroot", "unshare", "nsenter", "firejail",
+        "bwrap", "strace", "ltrace", "perf", "valgrind", "catchsegv", "busybox", "toybox", "systemd-run", "flock", "unbuffer",
+        "rlwrap", "sshpass", "proxychains", "torsocks", "tini", "dumb-init", "xvfb-run",
     }
 )  # fmt: skip
 """Programs that run the command behind them."""
 RUNNERS = frozenset(
     {
-        "find", "fd", "fdfind", "parallel", "watch", "script", "su", "runuser", "ssh", "docker", "podman", "kubectl",
-        "tmux", "screen", "trap", "entr", "expect", "at", "batch", "gdb",
+        "find", "fd", "fdfind", "script", "su", "runuser", "ssh", "docker", "podman", "kubectl", "tmux", "screen",
+        "trap", "entr", "expect", "at", "batch", "gdb", "uv", "poetry", "pipenv", "conda", "nix", "nix-shell", "npx", "bundle",
     }
 )  # fmt: skip
 """Programs that may run a command that is somewhere among their arguments."""
+_USERS = frozenset({"sudo", "doas", "su", "runuser"})
+"""Programs that begin a shell when no command is behind them."""
+_EXEC = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _MAX_WORDS = 200
 _MAX_NESTED = 6
 _BRACKETS = ("[", "[[")
@@ -100,16 +107,30 @@ def _command(words: list[Word], found: Commands, nested: int) -> None:
     elif name == "eval":
         if any(word.expands for word in rest):
             found.hide("eval of what only the shell knows")
-        _line(" ".join(word.text for word in rest), found, nested + 1)
+        _line(" ".join(word.text for word in _operands(rest)), found, nested + 1)
     elif name in (".", "source"):
-        if rest:
-            found.commands.append(rest)
+        if operands := _operands(rest):
+            found.commands.append(operands)
         else:
             found.hide("commands are read from elsewhere")
     elif name == "command" and rest and rest[0].text in ("-v", "-V"):
         pass  # it only asks where a program is
     elif name in PREFIXES or name in RUNNERS:
+        if name == "env" and any(word.text.startswith("-") and "s" in word.text.casefold() for word in rest):
+            found.hide("env takes a text apart")
+        if name in _USERS and not any(_begins(word) for word in rest):
+            found.hide("a shell reads its commands from elsewhere")
         _behind(rest, found, nested, prefix=name in PREFIXES)
+
+
+def _operands(rest: list[Word]) -> list[Word]:
+    """Without the ``--`` that ends options."""
+    return rest[1:] if rest and rest[0].text == "--" else rest
+
+
+def _begins(word: Word) -> bool:
+    """Whether a command may begin with this word: it is neither an option nor sets a variable."""
+    return not word.text.startswith("-") and _ASSIGNMENT.match(word.text) is None
 
 
 def _shell(rest: Sequence[Word], found: Commands, nested: int) -> None:
@@ -138,16 +159,17 @@ def _behind(rest: list[Word], found: Commands, nested: int, *, prefix: bool) -> 
         rest = rest[:_MAX_WORDS]
     first = True
     for index, word in enumerate(rest):
-        if word.text.startswith("-") or "=" in word.text:
-            if word.expands and prefix and first and "=" not in word.text:
-                found.hide("options that only the shell knows")
-            continue
-        if first and prefix and (word.expands or word.globs):
-            found.hide(f"the name of a command is not written out: {word.text[:100]}")
-        first = False
+        executes = index > 0 and rest[index - 1].text in _EXEC
         if any(char.isspace() or char in ";&|" for char in word.text):
             _line(word.text, found, nested + 1)
-        elif not word.expands:
+        elif not _begins(word):
+            if word.expands and prefix and first and word.text.startswith("-"):
+                found.hide("options that only the shell knows")
+            continue
+        if ((first and prefix) or executes) and (word.expands or word.globs):
+            found.hide(f"the name of a command is not written out: {word.text[:100]}")
+        first = False
+        if not word.expands:
             name = name_of(word).casefold()
             if name in SHELLS or name == "eval" or name in (".", "source"):
                 _command(rest[index:], found, nested + 1)
