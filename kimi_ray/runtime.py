@@ -327,7 +327,7 @@ class Connecting:
         # What cannot be loaded, or does not fit, is told before anything is started.
         features = load_features(loaded)
         if not features.only_builtin:
-            from kimi_ray.hosts.agent_host import host_container
+            from kimi_ray.hosts.agent_container import host_container
 
             host_container(features, {})
         if loaded.address == IN_PROCESS:

@@ -97,7 +97,7 @@ def feature_facts(features: Features) -> Rows:
 
 def service_facts(features: Features) -> Rows:
     """Every service of the containers, outer scopes first."""
-    from kimi_ray.hosts.agent_host import host_services
+    from kimi_ray.hosts.agent_container import host_services
     from kimi_ray.hosts.session_services import LiveSessionServices, SessionHostServices
     from kimi_ray.scopes import LifecycleScope
 

@@ -9,27 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Mapping
 from typing import Any, ClassVar
-
-from dishka import AsyncContainer, Provider
 
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error, error_from_data
 from kimi_ray.hosts.admission import Admission
+from kimi_ray.hosts.agent_container import host_container
 from kimi_ray.hosts.agent_services import (
     AgentCallbacks,
-    AgentServices,
-    AppServices,
     ModelPool,
     OpenedLog,
-    SessionServices,
     SleepingWorkdirs,
     workdirs_base,
 )
-from kimi_ray.hosts.agent_subagents import SubagentServices
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.draining import Leavers
 from kimi_ray.hosts.features import Features, load_features
@@ -45,27 +39,12 @@ from kimi_ray.hosts.steady_calls import StoreCalls
 from kimi_ray.hosts.stored_binding import binding_of
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import Message
-from kimi_ray.scopes import assemble, dispose
+from kimi_ray.scopes import dispose
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.tools.carried import NEUTRAL, check_importable, fingerprint_of
 from kimi_ray.tools.contract import Tool
 from kimi_ray.version import __version__
-
-
-def host_services() -> list[Provider]:
-    """The providers of the services that kimi-ray itself brings to a host of agents."""
-    return [AppServices(), SessionServices(), AgentServices(), SubagentServices()]
-
-
-def host_container(features: Features, values: Mapping[type, Any]) -> AsyncContainer:
-    """The App container of a host of agents, with what Features bring.
-
-    Raises:
-        ConfigError: ``config.assembly`` for services that do not fit together; ``config.feature``.
-    """
-    own = host_services()
-    return assemble([*own, *features.services(own)], values, features.asked())
 
 
 class AgentHost(PermissionCalls):

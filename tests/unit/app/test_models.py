@@ -9,7 +9,7 @@ import pytest
 from kimi_ray import ConfigError, Runtime
 from kimi_ray.app import ModelCatalogue
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.hosts.agent_host import host_services
+from kimi_ray.hosts.agent_container import host_services
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.scopes import assemble

@@ -19,7 +19,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.events.catalog import EventType
 from kimi_ray.events.payloads import Payload
 from kimi_ray.hosts import features as features_module
-from kimi_ray.hosts.agent_host import host_container
+from kimi_ray.hosts.agent_container import host_container
 from kimi_ray.hosts.features import Features, load_features
 from tests.unit.scopes import sample_features
 from tests.unit.scopes.sample_features import STATIONS, Station, StationProvider, Weather
