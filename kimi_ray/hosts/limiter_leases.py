@@ -17,6 +17,7 @@ from kimi_ray.errors import KimiRayError, ProviderError
 from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
 from kimi_ray.hosts.ports import Cluster, registry_name
 from kimi_ray.ids import new_ulid
+from kimi_ray.llm.faults import STALE
 from kimi_ray.llm.limiter import Tally
 from kimi_ray.llm.models import ResolvedModel
 
@@ -187,7 +188,7 @@ class LeasedSlots:
             self._places = max(0, self._places - 1)
             self._urge()
         elif error.code in _FALTERING:
-            tally.faltered += 1
+            tally.faltered += error.details.get("kind") != STALE
         else:
             tally.served += 1  # it answered: that the request was bad has nothing to do with its limit
             return

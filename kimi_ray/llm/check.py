@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from kimi_ray.errors import KimiRayError
 from kimi_ray.llm.assemble import Assembled, Assembler
 from kimi_ray.llm.chat import ChatProvider, ChatRequest, ReasoningDelta, TextDelta, ToolSpec
+from kimi_ray.llm.faults import STALE
 from kimi_ray.llm.models import DEFAULT_KEY_ENV, ResolvedModel, build_provider, is_loopback
 from kimi_ray.llm.openai import OpenAIProvider
 from kimi_ray.settings import Sampling, Settings
@@ -170,7 +171,12 @@ class _Check:
         error: dict[str, Any] | None = None
         try:
             async with asyncio.timeout(self._probe_s):
-                verdict, told = await question()
+                try:
+                    verdict, told = await question()
+                except KimiRayError as failure:
+                    if failure.details.get("kind") != STALE:
+                        raise
+                    verdict, told = await question()
         except TimeoutError:
             verdict, told = "no", f"no answer within {self._probe_s:g} s"
         except KimiRayError as failure:
@@ -186,7 +192,8 @@ class _Check:
         seen.served = sorted(str(model["id"]) for model in listed)
         ours = next((model for model in listed if model["id"] == self._resolved.model), None)
         seen.context = _context_of(ours) if ours is not None else None
-        told = f"{len(seen.served)} models: {', '.join(seen.served[:5])}{' ...' if len(seen.served) > 5 else ''}"
+        many = "1 model" if len(seen.served) == 1 else f"{len(seen.served)} models"
+        told = f"{many}: {', '.join(seen.served[:5])}{' ...' if len(seen.served) > 5 else ''}"
         if ours is None:
             return "yes", f"{told}; {self._resolved.model!r} is not among them"
         return "yes", told + (f"; context of {seen.context} tokens" if seen.context else "")

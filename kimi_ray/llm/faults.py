@@ -37,6 +37,9 @@ from kimi_ray.errors import ProviderError
 
 TimeoutKind = Literal["connect", "idle", "total", "server"]
 
+STALE = "stale"
+"""The ``kind`` of a failure that only says that a connection had been closed."""
+
 BODY_CHARS = 500
 """How much of an error's body is kept."""
 
@@ -178,14 +181,18 @@ def timeout_fault(place: Place, kind: TimeoutKind, seconds: float) -> ProviderEr
     )
 
 
-def connection_fault(place: Place, reason: str, *, cut: bool = False) -> ProviderError:
-    """Refused, reset, or a stream that ended in the middle (``cut``)."""
+def connection_fault(place: Place, reason: str, *, cut: bool = False, stale: bool = False) -> ProviderError:
+    """Refused, reset, or a stream that ended in the middle (``cut``).
+
+    ``stale``: a connection that stood open was closed before a word came back. Some servers close it behind each
+    stream without saying so; asking again on a new one is all it takes.
+    """
     said = "the stream was cut" if cut else "no connection, or a broken one"
     return _fault(
         "provider.connection",
         f"{place.server}: {said}: {redact(reason, place.secrets)}",
         hint="see that the server runs and that the model's base_url is right",
-        details={"kind": "cut" if cut else "connection"},
+        details={"kind": "cut" if cut else STALE if stale else "connection"},
     )
 
 

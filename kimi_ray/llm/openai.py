@@ -365,7 +365,9 @@ class _Answer:
             # the only time-out that the library is told is that of the connection
             raise timeout_fault(self._place, "connect", CONNECT_TIMEOUT_S) from None
         except openai.APIConnectionError as error:
-            raise connection_fault(self._place, _reason(error.__cause__ or error)) from None
+            cause = error.__cause__ or error
+            stale = isinstance(cause, self._http.RemoteProtocolError)
+            raise connection_fault(self._place, _reason(cause), stale=stale) from None
         except self._http.TransportError as error:
             raise connection_fault(self._place, _reason(error), cut=reading) from None
         except self._http.HTTPError as error:

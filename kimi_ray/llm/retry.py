@@ -7,7 +7,11 @@ import random
 from pydantic import Field
 
 from kimi_ray.errors import KimiRayError, ProviderError
+from kimi_ray.llm.faults import STALE
 from kimi_ray.settings import Settings
+
+STALE_MS = 10
+"""Between an attempt on a connection that had been closed and the next."""
 
 
 class RetryPolicy(Settings):
@@ -15,7 +19,7 @@ class RetryPolicy(Settings):
 
     A server that says how long to wait (``Retry-After``) is waited for exactly that long; one that asks for more than
     ``retry_after_cap_ms`` is given up on. Otherwise attempt n is followed by ``base_ms * 2^(n-1)``, at most
-    ``max_ms``, plus up to ``jitter`` of it.
+    ``max_ms``, plus up to ``jitter`` of it. A first attempt that met a closed connection is made again almost at once.
     """
 
     max_attempts: int = Field(default=10, ge=1)
@@ -39,6 +43,8 @@ class RetryPolicy(Settings):
         # a server that says "0" has not thought about it: our own backoff keeps the attempts apart
         if asked:
             return asked if asked <= self.retry_after_cap_ms else None
+        if attempt == 1 and error.details.get("kind") == STALE:
+            return min(STALE_MS, self.base_ms)
         # the exponent is bounded: 2**10000 is a number, but not one to compute
         delay = min(self.base_ms << min(attempt - 1, 32), self.max_ms)
         return round(delay * (1 + self.jitter * rng.random()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from kimi_ray.errors import ProviderError
 from kimi_ray.llm import (
     Finish,
     ModelSettings,
+    RetryPolicy,
     TextDelta,
     UsageChunk,
 )
@@ -319,3 +321,31 @@ async def test_the_order_of_the_last_chunks(serve: Serve) -> None:
     await provider.close()
     assert isinstance(chunks[-1], Finish)
     assert isinstance(chunks[-2], UsageChunk)
+
+
+async def test_a_server_that_closes_behind_each_stream_costs_a_moment_and_no_backoff(serve: Serve) -> None:
+    """llama.cpp does so, without a word: the next request may meet the closing connection."""
+    asked = 0
+
+    async def closes(_: Any, reply: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            reply.cut()  # it was closing: no byte of an answer
+            return
+        await plain_answer(_, reply)
+
+    server = await serve(closes)
+    provider = OpenAIProvider([server.url, "http://127.0.0.1:1/v1"])
+    try:
+        await answer(provider)
+        with pytest.raises(ProviderError) as caught:
+            await answer(provider)
+        assert caught.value.code == "provider.connection"
+        assert caught.value.details["kind"] == "stale"
+        policy = RetryPolicy()
+        assert policy.delay_ms(1, caught.value, random.Random(1)) == 10
+        assert (policy.delay_ms(2, caught.value, random.Random(1)) or 0) >= 1000, "once is enough"
+        assert (await answer(provider)).text == "hi", "the agent stays with its server"
+    finally:
+        await provider.close()
