@@ -13,16 +13,18 @@ PREFIXES = frozenset(
     {
         "sudo", "doas", "pkexec", "gosu", "su-exec", "env", "nohup", "nice", "ionice", "time", "timeout", "stdbuf",
         "setsid", "setpriv", "setarch", "prlimit", "cpulimit", "taskset", "numactl", "chrt", "xargs", "parallel",
-        "watch", "command", "builtin", "exec", "coproc", "function", "noglob", "chroot", "unshare", "nsenter", "firejail",
-        "bwrap", "strace", "ltrace", "perf", "valgrind", "catchsegv", "busybox", "toybox", "systemd-run", "flock", "unbuffer",
-        "rlwrap", "sshpass", "proxychains", "torsocks", "tini", "dumb-init", "xvfb-run",
+        "watch", "command", "builtin", "exec", "coproc", "function", "noglob", "chroot", "unshare", "nsenter",
+        "firejail", "bwrap", "strace", "ltrace", "perf", "valgrind", "catchsegv", "busybox", "toybox",
+        "systemd-run", "flock", "unbuffer", "rlwrap", "sshpass", "proxychains", "torsocks", "tini", "dumb-init",
+        "xvfb-run",
     }
 )  # fmt: skip
 """Programs that run the command behind them."""
 RUNNERS = frozenset(
     {
         "find", "fd", "fdfind", "script", "su", "runuser", "ssh", "docker", "podman", "kubectl", "tmux", "screen",
-        "trap", "entr", "expect", "at", "batch", "gdb", "uv", "poetry", "pipenv", "conda", "nix", "nix-shell", "npx", "bundle",
+        "trap", "entr", "expect", "at", "batch", "gdb", "uv", "poetry", "pipenv", "conda", "nix", "nix-shell",
+        "npx", "bundle",
     }
 )  # fmt: skip
 """Programs that may run a command that is somewhere among their arguments."""
