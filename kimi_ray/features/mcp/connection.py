@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
-from kimi_ray.features.mcp.stdio import SupervisedStdio, usable_directory
+from kimi_ray.features.mcp.stdio import NO_MESSAGE, SupervisedStdio, usable_directory
 from kimi_ray.settings import McpServer
 from kimi_ray.tools.results import storable
 from kimi_ray.version import __version__
@@ -165,6 +165,8 @@ class Connection:
             if error.code in _LOST:
                 self._stop.set()
                 raise self.dead(f"ended during {what}; whether it took effect is unknown") from None
+            if error.code == NO_MESSAGE:
+                raise self._no_result(what, error.message) from None
             raise ToolError(
                 storable(f"the MCP server {self.name} refused {what}: {error.message[:_SHOWN]}"),
                 code="mcp.call_failed",
@@ -174,11 +176,14 @@ class Connection:
             self._stop.set()
             raise self.dead(f"ended during {what}; whether it took effect is unknown") from None
         except (ValidationError, RuntimeError, ValueError) as error:
-            raise ToolError(
-                f"the MCP server {self.name} answered {what} with what is no result: {_reason(error)}",
-                code="mcp.bad_result",
-                details={"server": self.name},
-            ) from None
+            raise self._no_result(what, _reason(error)) from None
+
+    def _no_result(self, what: str, why: str) -> ToolError:
+        return ToolError(
+            f"the MCP server {self.name} answered {what} with what is no result: {why}",
+            code="mcp.bad_result",
+            details={"server": self.name},
+        )
 
     async def _own(self) -> None:
         """Enter what the SDK opens, keep it until the end, and leave it."""

@@ -8,7 +8,9 @@ line; lines that are no messages are passed over, and its stderr is kept up to a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -34,6 +36,10 @@ STDERR_BYTES = 8 << 10
 EXIT_S = 2.0
 """What a server has to end by itself once its stdin is closed."""
 
+NO_MESSAGE = -32798
+"""The code of an answer that was no message; no server sends it."""
+
+_ANSWERS = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 _KILL_S = 3.0
 _CHUNK = 1 << 16
 _SHOWN = 200
@@ -146,8 +152,14 @@ class SupervisedStdio:
         try:
             return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
+            pass
+        try:
+            # Python's own parser takes the halves of characters that JSON can spell and nothing else can hold.
+            value: Any = json.loads(storable(json.dumps(json.loads(line), ensure_ascii=False)))
+            return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_python(value, by_name=False))
+        except (ValueError, RecursionError):
             self._odd(line)
-            return None
+        return _refusal(line)
 
     def _odd(self, line: bytes) -> None:
         self.odd_lines += 1
@@ -188,9 +200,22 @@ class SupervisedStdio:
                     process.kill()
             if process.returncode is None or process.returncode < 0:
                 await asyncio.to_thread(supervisor.kill_session, process.pid)
+            # What was not read would keep the pipes open; nothing public lets go of them.
+            pipes: Any = getattr(process, "_transport", None)
+            if pipes is not None:
+                pipes.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _refusal(line: bytes) -> SessionMessage | None:
+    """For what was to be an answer and is no message: an error in its place, so that nobody waits for another."""
+    found = _ANSWERS.search(line[:_SHOWN])
+    if found is None:
+        return None
+    error = mcp_types.ErrorData(code=NO_MESSAGE, message="the answer is no message of the protocol")
+    return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))
 
 
 async def _exited(process: Process, within_s: float) -> None:

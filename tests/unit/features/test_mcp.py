@@ -30,6 +30,7 @@ from kimi_ray.tools.contract import Accesses, ToolOutput
 from tests.unit.runtime_fixtures import running
 
 SERVER = Path(__file__).parents[2] / "fixtures" / "mcp_server.py"
+RAW = Path(__file__).parents[2] / "fixtures" / "raw_mcp_server.py"
 
 
 def settings(kind: str = "healthy", **more: Any) -> McpServer:
@@ -203,10 +204,12 @@ async def test_a_cancelled_call_leaves_the_server_as_it_is() -> None:
 )
 async def test_a_server_that_cannot_be_reached_costs_its_tools_only(kind: str, told: str) -> None:
     patience_s = 20.0 if kind == "dies" else 2.0
-    async with serving(bad=settings(kind, connect_timeout_s=patience_s), good=settings()) as servers:
+    good = McpServer(command=(sys.executable, "-S", str(RAW)), connect_timeout_s=20.0)
+    async with serving(bad=settings(kind, connect_timeout_s=patience_s), good=good) as servers:
         agent = Looker(servers)
         tools = await agent.look("Read", "mcp__*", "mcp__bad__named")
-        assert "mcp__good__add" in tools and {name for name in tools if "bad" in name} == {"mcp__bad__named"}
+        assert "mcp__good__good" in tools
+        assert [name for name in tools if name.startswith("mcp__bad")] == ["mcp__bad__named"]
         (note,) = agent.log.notes
         assert note.startswith("the MCP server bad") and told in note and "left out" in note
         with pytest.raises(ToolError) as caught:
@@ -215,7 +218,8 @@ async def test_a_server_that_cannot_be_reached_costs_its_tools_only(kind: str, t
         assert len(agent.log.notes) == 2
         began = time.monotonic()
         later = Looker(servers)
-        assert "mcp__good__add" in await later.look() and time.monotonic() - began < 1.9, "it does not try at once again"
+        assert "mcp__good__good" in await later.look()
+        assert time.monotonic() - began < 1.9, "it does not try again at once"
         assert len(later.log.notes) == 1
 
 
@@ -437,3 +441,44 @@ def test_secrets_of_servers_are_not_in_run_json() -> None:
     config = {"mcp_servers": {"x": {"command": ["a"], "env": {"DSN": "secret"}, "headers": {"X-Any": "secret"}}}}
     assert "secret" not in json.dumps(without_secrets(config)) and "DSN" in json.dumps(without_secrets(config))
     assert os.environ is not None
+
+
+@pytest.mark.parametrize(
+    ("tool", "code"),
+    [
+        ("bad_result", "mcp.bad_result"),
+        ("error", "mcp.call_failed"),
+        ("huge_line", "mcp.server_dead"),
+        ("half_line", "mcp.server_dead"),
+        ("no_result", "mcp.bad_result"),
+        ("wrong_id", None),
+    ],
+)
+async def test_answers_that_are_none(tool: str, code: str | None) -> None:
+    raw = McpServer(command=(sys.executable, "-S", str(RAW)), connect_timeout_s=20, call_timeout_s=20)
+    async with serving(r=raw) as servers:
+        agent = Looker(servers)
+        assert len(await agent.look()) == 9
+        async with asyncio.timeout(18):
+            if code is None:
+                assert (await agent.call(f"mcp__r__{tool}")).content == tool
+            else:
+                with pytest.raises(ToolError) as caught:
+                    await agent.call(f"mcp__r__{tool}")
+                assert caught.value.code == code, caught.value
+                caught.value.message.encode()
+            assert (await agent.call("mcp__r__good")).content == "good"
+
+
+async def test_a_server_that_says_nothing_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kimi_ray.features.mcp import connection
+
+    monkeypatch.setattr(connection, "PING_S", 0.3)
+    raw = McpServer(command=(sys.executable, "-S", str(RAW)), connect_timeout_s=20, call_timeout_s=1.0)
+    async with serving(r=raw) as servers:
+        agent = Looker(servers)
+        await agent.look()
+        with pytest.raises(ToolError) as caught:
+            await agent.call("mcp__r__close_stdout")
+        assert caught.value.code in ("mcp.timeout", "mcp.server_dead")
+        assert (await agent.call("mcp__r__good")).content == "good"
