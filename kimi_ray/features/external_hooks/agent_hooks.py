@@ -307,14 +307,16 @@ class AgentHooks:
             raise
         verdict = verdict_of(event, end)
         result = {
-            **said,
-            "invoked": invoked.seq,
+            "event": event,
             "blocked": verdict.blocked,
             "message": verdict.message,
-            "exit_code": end.exit_code,
-            "timed_out": end.timed_out or None,
-            "duration_ms": end.duration_ms,
             "error": verdict.problem,
+            "timed_out": end.timed_out or None,
+            "exit_code": end.exit_code,
+            "duration_ms": end.duration_ms,
+            "about": about,
+            "invoked": invoked.seq,
+            "command": hook.settings.command,
         }
         data = {key: found for key, found in result.items() if found is not None}
         self._journal.append("hook/result", data)
