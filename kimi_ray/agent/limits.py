@@ -45,6 +45,9 @@ class LimitMeter:
         self._fold = fold
         self.price = price
         self.elsewhere: AgentTotals | None = None
+        """What others use that counts here too: all agents of its tree for main, those below it for another one."""
+        self.scope: LimitScope = "session"
+        """Whose limit it is that counts others too."""
         self._base_wall_ms = fold.sums.wall_ms
         self._base_working_ms = fold.sums.model_ms + fold.sums.tools_ms
         self._working_s = 0.0
@@ -55,7 +58,7 @@ class LimitMeter:
 
     @property
     def _scope(self) -> LimitScope:
-        return "agent" if self.elsewhere is None else "session"
+        return "agent" if self.elsewhere is None else self.scope
 
     @property
     def cost_usd(self) -> float | None:

@@ -329,6 +329,7 @@ class AgentServices(Provider):
         """The limits."""
         meter = LimitMeter(spec.limits, journal.fold, spec.model.settings.price)
         meter.elsewhere = spec.elsewhere
+        meter.scope = "session" if spec.stream.agent_id == "main" else "agent"
         return meter
 
     @provide

@@ -21,8 +21,8 @@ from kimi_ray.hosts.permission_calls import mode_of
 from kimi_ray.hosts.session_swarms import tell_ancestors
 from kimi_ray.hosts.stored_agents import read_agent
 from kimi_ray.hosts.stored_binding import node_of_directory, workdir_of
-from kimi_ray.hosts.subagent_watch import ChildRun, SubagentWatch
-from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, Inherited, ReadyChild, SpawnSubagent
+from kimi_ray.hosts.subagent_watch import SubagentWatch
+from kimi_ray.hosts.subagent_words import BeginSubagent, ChildRun, EndSubagent, Inherited, ReadyChild, SpawnSubagent
 from kimi_ray.hosts.swarm_attempts import spent_of
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
@@ -244,14 +244,15 @@ class SessionSubagents:
             known = None
         run = known or ChildRun(spec.caller, agent_id, spec.run_id, spec.by_agent, live.host_of(spec.caller))
         self._runs[agent_id] = run
-        self._watch.begin(agent_id)
+        self._watch.begin(run)
         try:
             child = await self._owned(spec.caller, agent_id)
             if spec.inherited is not None:
                 self._inherited[agent_id] = self._isolated(spec.inherited)
             await live.recovery.remember_run(agent_id, spec.caller)
             host = await live.agent_host(agent_id, None, spec.model, directly=False)
-            limits = await self._watch.limits_for(run) if live.tree.bound else None
+            accounts = self._watch.accounts
+            limits = await accounts.limits_for(run) if accounts.is_bound(run) else None
         except BaseException:
             if known is None:
                 self._drop(run)
@@ -274,7 +275,7 @@ class SessionSubagents:
             if stored is not None:
                 spec = replace(spec, **stored.position)
         if run is not None and spec.totals is not None:
-            self._watch.count(run, spent_of(spec.totals), over=True)
+            self._watch.accounts.count(run, spent_of(spec.totals), over=True)
         self._over[spec.run_id] = None
         if len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
@@ -287,7 +288,7 @@ class SessionSubagents:
         live.recovery.drop_run(spec.agent_id)
         if told:  # else the caller has ended for good, and is not brought back for it
             await log.flush()
-        await live.tell_main()
+        await self._watch.accounts.tell_above([spec.agent_id])
         if run is not None:
             self._watch.rest(spec.agent_id)
         if live.in_swarm(spec.caller) and all(other.caller != spec.caller for other in self._runs.values()):

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.agent.fold import FINAL_STATES
-from kimi_ray.agent.limits import limit_error
-from kimi_ray.agent.specs import AgentProgress, AgentTotals
+from kimi_ray.agent.specs import AgentProgress
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.stored_agents import read_agent
-from kimi_ray.hosts.subagent_words import EndSubagent
-from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
-from kimi_ray.runs.schedule import LimitHit, Spent
-from kimi_ray.settings import Limits
+from kimi_ray.hosts.subagent_accounts import SubagentAccounts
+from kimi_ray.hosts.subagent_words import ChildRun, EndSubagent
+from kimi_ray.hosts.swarm_attempts import spent_so_far
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
@@ -32,23 +29,8 @@ _LOOK_S = 1.0
 _COUNT_S = 0.1
 _ASK_S = 5.0
 _QUIET_MS = 30_000
-_TRIES = 4
 _IDLE_KEPT = 64
 """So many children that have nothing to do are kept alive; the one that has rested longest is put to sleep."""
-
-
-@dataclass(eq=False, slots=True)
-class ChildRun:
-    """A child at work for its caller."""
-
-    caller: str
-    agent_id: str
-    run_id: str
-    by_agent: bool
-    caller_host: str | None
-    before: Spent = field(default_factory=Spent)
-    """What the child had used when the run began."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SubagentWatch:
@@ -66,16 +48,18 @@ class SubagentWatch:
         self._live = live
         self._runs = runs
         self._end = end
-        self._spent: dict[str, Spent] = {}
+        self.accounts = SubagentAccounts(live)
+        """What is used, against the limits."""
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._sleeping: set[asyncio.Task[None]] = set()
-        self._limit: LimitHit | None = None
+        self._limit: KimiRayError | None = None
         self._watching: asyncio.Task[None] | None = None
         self.last_error: KimiRayError | None = None
 
-    def begin(self, agent_id: str) -> None:
+    def begin(self, run: ChildRun) -> None:
         """A child is at work from now on."""
-        self._idle.pop(agent_id, None)
+        self._idle.pop(run.agent_id, None)
+        self.accounts.enter(run)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.get_running_loop().create_task(self._look_after(), name="subagents")
 
@@ -90,54 +74,15 @@ class SubagentWatch:
         """Whether an agent does something now, as its host says."""
         return any(one.phase != "idle" for one in await self._ask(host, [agent_id]))
 
-    async def limits_for(self, run: ChildRun) -> Limits | None:
-        """What the child may use in all: what is left of the session's limits, and what it had used before."""
-        live = self._live
-        run.before = spent_of(await self._totals(run.agent_id))
-        left = await live.limits_left(None)
-        if left is None:
-            return None
-        said = {
-            name: value + (getattr(run.before, name.removeprefix("max_"), 0) if name.startswith("max_") else 0)
-            for name, value in left.said().items()
-        }
-        return Limits.model_validate(said)
-
-    async def _totals(self, agent_id: str) -> AgentTotals:
-        live, suspect = self._live, None
-        for attempt in range(_TRIES):
-            host = await live.agent_host(agent_id, suspect, None, directly=False)
-            try:
-                return await live.services.cluster.peer(host).call(
-                    "totals", Stream(live.id, agent_id), timeout_s=_ASK_S, group="control"
-                )
-            except KimiRayError as error:
-                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                    raise
-                suspect = host
-        raise AssertionError
-
-    def count(self, run: ChildRun, life: Spent, *, over: bool = False) -> LimitHit | None:
-        """A child has used so much in its life: the session's limit that is reached with it, or None."""
-        live = self._live
-        if not live.tree.bound:
-            return None
-        # What a running child tells counts the steps of its turn only: less than it had before is nothing yet.
-        used = Spent._make(max(0, amount) for amount in life.minus(run.before))
-        spent = self._spent.get(run.agent_id, Spent()).plus(used)
-        if over:
-            self._spent[run.agent_id] = spent
-        return live.tree.spend(run.agent_id, spent)
-
     async def _look_after(self) -> None:
         """While anybody runs: end those whose caller is gone, and all when the session's limit is reached."""
-        live = self._live
         while self._runs:
-            await asyncio.sleep(_COUNT_S if live.tree.bound else _LOOK_S)
+            bound = any(self.accounts.is_bound(run) for run in self._runs.values())
+            await asyncio.sleep(_COUNT_S if bound else _LOOK_S)
             try:
                 for run in await self._orphans():
                     await self._end_orphan(run)
-                if live.tree.bound:
+                if bound:
                     await self._enforce_limits()
             except BaseException as error:
                 if ends_this_task(error) or not isinstance(error, KimiRayError):
@@ -192,16 +137,17 @@ class SubagentWatch:
         )
 
     async def _enforce_limits(self) -> None:
-        live = self._live
-        for progress in await self._progress(list(self._runs)):
-            run = self._runs.get(Stream(*progress.stream).agent_id)
-            hit = self.count(run, spent_so_far(progress)) if run is not None else None
-            if hit is not None and self._limit is None:
-                self._limit = hit
-        await live.tell_main()
+        accounts, runs = self.accounts, dict(self._runs)
+        told = await self._progress([*runs, *(accounts.above(runs) - runs.keys())])
+        progress = {Stream(*one.stream).agent_id: one for one in told}
+        for agent_id, run in runs.items():
+            if agent_id in progress and self._runs.get(agent_id) is run:
+                self._limit = accounts.count(run, spent_so_far(progress[agent_id])) or self._limit
+        await accounts.tell_above(runs)
         if self._limit is not None:
-            error = limit_error(self._limit.name, self._limit.value, self._limit.used, "session")
-            await self.cancel(list(self._runs), "limit", error.to_data())
+            await self.cancel(list(self._runs), "limit", self._limit.to_data())
+        for agent_id, error in accounts.reached(self._runs, progress):
+            await self.cancel([agent_id], "limit", error.to_data())
 
     async def _progress(self, agent_ids: list[str]) -> list[AgentProgress]:
         by_host: dict[str, list[str]] = {}

@@ -1,12 +1,14 @@
-"""The words of subagents between the caller's side and the session's host: plain picklable data."""
+"""The words of subagents between the caller's side and the session's host: plain picklable data; and a run there."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.runs.schedule import Spent
 from kimi_ray.settings import Isolation, Limits, PermissionModeName, Profile, Sampling, Workdir
 from kimi_ray.tools.contract import Tool
 
@@ -86,3 +88,17 @@ class EndSubagent:
     """It failed, and the same child is to be asked again: told as suspended."""
     totals: AgentTotals | None = None
     """What the child has used over its whole life."""
+
+
+@dataclass(eq=False, slots=True)
+class ChildRun:
+    """A child at work for its caller."""
+
+    caller: str
+    agent_id: str
+    run_id: str
+    by_agent: bool
+    caller_host: str | None
+    before: Spent = field(default_factory=Spent)
+    """What the child had used when the run began."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)

@@ -41,6 +41,7 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
 from kimi_ray.session import AgentEntry
+from kimi_ray.settings import Limits
 from kimi_ray.store.seam import Stream
 
 MAX_REVIVALS = 3
@@ -85,6 +86,7 @@ class SwarmRun:
         self._places = SwarmPlaces(spec, services)
         self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
         self._past = Spent()
+        self._below: dict[str, Spent] = {}
         self._interruptions = 0
         self._keys_ended = 0
         self._ends = SwarmEnds(spec, services)
@@ -115,6 +117,16 @@ class SwarmRun:
     def holds(self, agent_id: str) -> bool:
         """Whether an agent is one of a rollout that has not ended, even if no host has it just now."""
         return agent_id in self._attempts
+
+    def limits_of(self, agent_id: str) -> Limits | None:
+        """The limits of a rollout that has not ended."""
+        attempt = self._attempts.get(agent_id)
+        return attempt.request.agent.limits if attempt is not None else None
+
+    def spend_below(self, agent_id: str, spent: Spent) -> None:
+        """The subagents of a rollout, and theirs, have used so much by now: it counts as the rollout's."""
+        if agent_id in self._attempts:
+            self._below[agent_id] = spent
 
     def living(self) -> dict[str, list[Stream]]:
         """The agents that run now, by host."""
@@ -381,7 +393,8 @@ class SwarmRun:
     def _conclude(self, attempt: Attempt, outcome: Outcome, *, placed: bool = True) -> None:
         """An agent told how it ended."""
         if self._spec.rollout is not None and (outcome.result.error or {}).get("code") == "turn.interrupted":
-            # Its function was lost, and has no middle from which it could go on.
+            # Its function was lost, and has no middle from which it could go on. Its log was looked at first: one that
+            # has the function's end is not run again.
             self._again(attempt, ending_of(outcome))
         else:
             self._finish(attempt, ending_of(outcome), placed=placed)
@@ -392,7 +405,8 @@ class SwarmRun:
         row = attempt_row(self._spec, attempt, ending)
         self._rows.put(row)
         key = attempt.rollout.key
-        totals = spent_of(ending.outcome.totals) if ending.outcome is not None else None
+        below = self._below.pop(attempt.agent_id, Spent())
+        totals = spent_of(ending.outcome.totals).plus(below) if ending.outcome is not None else None
         if self._schedule.finished(key, row.status, row.error, totals):
             self._end_key(key, None)
         else:
@@ -493,7 +507,7 @@ class SwarmRun:
                 self._finish(attempt, Ending("cancelled"))
             elif attempt.revivals > MAX_REVIVALS + 1 or attempt.resends > _RESENDS:
                 self._finish(attempt, ending)
-            elif was_running and (self._spec.on_interrupted == "restart" or self._spec.rollout is not None):
+            elif was_running and self._spec.on_interrupted == "restart" and self._spec.rollout is None:
                 self._again(attempt, ending)
             else:
                 # Whether its log exists is open until its prompt was accepted: `_refused` tries the other way then.
@@ -520,7 +534,8 @@ class SwarmRun:
         for progress in (await self._watch.refresh(list(self._attempts.values()), _TICK_S / 2)).values():
             attempt = self._attempts.get(progress.stream.agent_id)
             if attempt is not None:
-                self._enforce(self._schedule.spent(attempt.rollout.key, spent_so_far(progress)))
+                used = spent_so_far(progress).plus(self._below.get(attempt.agent_id, Spent()))
+                self._enforce(self._schedule.spent(attempt.rollout.key, used))
 
     def _enforce(self, hit: LimitHit | None) -> None:
         """A total limit is reached: the running attempts end with it."""

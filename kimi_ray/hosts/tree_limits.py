@@ -49,11 +49,7 @@ class TreeLimits:
 
     def elsewhere(self) -> AgentTotals:
         """The same, as main's meter takes it."""
-        spent = self.children
-        usage = Usage(input=spent.total_tokens - spent.output_tokens, output=spent.output_tokens)
-        return AgentTotals(
-            turns=spent.turns, steps=spent.steps, tool_calls=spent.tool_calls, usage=usage, cost_usd=spent.cost_usd
-        )
+        return as_totals(self.children)
 
     def spend(self, run_id: str, spent: Spent) -> LimitHit | None:
         """A swarm has used so much by now; the limit that the tree has reached with it, or None."""
@@ -99,6 +95,14 @@ class TreeLimits:
             if value is not None and amount > 0 and amount >= value:
                 return LimitHit(f"max_{name}", value, amount)
         return None
+
+
+def as_totals(spent: Spent) -> AgentTotals:
+    """What was used, as a meter takes it."""
+    usage = Usage(input=spent.total_tokens - spent.output_tokens, output=spent.output_tokens)
+    return AgentTotals(
+        turns=spent.turns, steps=spent.steps, tool_calls=spent.tool_calls, usage=usage, cost_usd=spent.cost_usd
+    )
 
 
 async def _folded(store: StoreCalls, stream: Stream) -> AgentFold:

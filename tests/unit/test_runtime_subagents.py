@@ -744,10 +744,11 @@ async def test_a_child_works_in_its_callers_directory_which_stays_the_callers(tm
         await session.run_subagent("read")
         assert "two" in (await results(session, "agent-2"))[0]
         assert not (source / "b.txt").exists()
-        bound = {
-            agent_id: [e.data["workdir"] async for e in session.agent(agent_id).events() if e.type == "profile/bind"][0]
-            for agent_id in ("main", "agent-1", "agent-2")
-        }
+        bound: dict[str, Any] = {}
+        for agent_id in ("main", "agent-1", "agent-2"):
+            async for event in session.agent(agent_id).events():
+                if event.type == "profile/bind":
+                    bound.setdefault(agent_id, event.data["workdir"])
         own = Path(bound["main"]["prepared"])
         assert own != source and (own / "b.txt").read_text() == "two"
         for agent_id in ("agent-1", "agent-2"):
@@ -758,3 +759,67 @@ async def test_a_child_works_in_its_callers_directory_which_stays_the_callers(tm
         stage.faults["read"] = [Step.call("Read", {"path": "b.txt"}), Step(text="ok")]
         await session.run_subagent("read", resume="agent-1")
         assert "two" in (await results(session, "agent-1"))[-1]
+
+
+# -- limits above that are not the session's
+
+ROLLOUT: dict[str, Any] = {"profile": ASKS, "tools": ["Agent"], "workdir": Workdir.none()}
+
+
+async def test_a_rollouts_limits_bind_what_is_below_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        stage.faults["do a"] = [ask("part"), Step(text="never")]
+        stage.faults["part"] = [Step.call("TodoList", {}), Step(text=LONG)]
+        report = await session.swarm("do {{item}}", ["a"], **ROLLOUT, limits=Limits(max_steps=3))
+        (row,) = report.rows
+        assert (row.status, row.stop) == ("limit", "limit:max_steps")
+        assert len(stage.requests) == 3
+
+
+async def test_a_child_ends_when_a_limit_above_is_reached_in_its_middle(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        stage.faults["do a"] = [ask("part"), Step(text="never")]
+        stage.faults["part"] = [Step.call("TodoList", {})] * 60
+        report = await session.swarm("do {{item}}", ["a"], **ROLLOUT, limits=Limits(max_steps=6))
+        assert report.rows[0].status == "limit"
+        assert len(stage.requests) == 6
+        assert "limit max_steps" in (await results(session, "agent-1"))[0]
+
+
+async def test_the_limits_of_a_run_count_what_is_below_its_rollouts(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        for item in ("a", "b", "c"):
+            stage.faults[f"do {item}"] = [ask(f"part {item}"), Step(text="done")]
+            stage.faults[f"part {item}"] = [Step(text=LONG)]
+        report = await session.swarm(
+            "do {{item}}", ["a", "b", "c"], **ROLLOUT, total_limits=Limits(max_steps=6), max_concurrency=1
+        )
+        assert [row.status for row in report.rows] == ["completed", "completed", "not_started"]
+        assert len(stage.requests) == 6
+
+
+async def test_the_session_counts_what_is_below_a_rollout_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model, limits=Limits(max_steps=7))
+        for item in ("a", "b"):
+            stage.faults[f"do {item}"] = [ask(f"part {item}"), Step(text="done")]
+            stage.faults[f"part {item}"] = [Step(text=LONG)]
+        report = await session.swarm("do {{item}}", ["a", "b"], **ROLLOUT, max_concurrency=1)
+        assert [row.status for row in report.rows] == ["completed", "completed"]
+        assert (await (await session.main.submit("one more")).result()).state == "completed"
+        assert (await (await session.main.submit("two more")).result()).stop == "limit:max_steps"
+        assert len(stage.requests) == 7
+
+
+async def test_a_profiles_limits_bind_the_children_of_its_agents(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model)
+        bound = ASKS.model_copy(update={"limits": Limits(max_steps=2)})
+        stage.faults["go"] = [ask("part"), Step(text="never")]
+        stage.faults["part"] = [Step(text=LONG)]
+        result = await session.run_subagent("go", profile=bound)
+        assert result.error is not None and result.error["code"] == "limit.max_steps"
+        assert len(stage.requests) == 2
