@@ -114,7 +114,8 @@ class OneSwarmAtATime:
     def __init__(self, spec: AgentSpec, slots: AgentSlots, journal: Journal) -> None:
         self._journal = journal
         if NAME in spec.profile.tools:
-            slots.tool.register("agent_swarm", self._refuse)
+            others = slots.tool.handlers
+            slots.tool.register("agent_swarm", self._refuse, before=others[0] if others else None)
 
     async def _refuse(self, gate: ToolGate) -> None:
         if gate.batch == 1:

@@ -495,13 +495,15 @@ async def asked(*names: str, profile_tools: tuple[str, ...] = ("Bash", "AgentSwa
         SimpleNamespace(type="tool/result", data={}),
     ]
     slots, later = AgentSlots(), list[str]()
-    spec = SimpleNamespace(profile=SimpleNamespace(tools=profile_tools))
-    OneSwarmAtATime(spec, slots, FakeJournal(log=SimpleNamespace(surface=surface)))  # type: ignore[arg-type]
 
     async def permit(gate: ToolGate) -> None:
         later.append(gate.name)
 
+    slots.tool.register("guard", permit)
+    spec = SimpleNamespace(profile=SimpleNamespace(tools=profile_tools))
+    OneSwarmAtATime(spec, slots, FakeJournal(log=SimpleNamespace(surface=surface)))  # type: ignore[arg-type]
     slots.tool.register("permissions", permit)
+    assert slots.tool.handlers == ("agent_swarm", "guard", "permissions")
     found: list[str | None] = []
     for name in names:
         done = await slots.tool.run(gate(name, len(names)))
