@@ -191,7 +191,8 @@ class _Check:
         listed = await cast("OpenAIProvider", self._server).model_list(timeout_s=self._probe_s)
         seen.served = sorted(str(model["id"]) for model in listed)
         ours = next((model for model in listed if model["id"] == self._resolved.model), None)
-        seen.context = _context_of(ours) if ours is not None else None
+        # a server with one model often answers for it under any name
+        seen.context = _context_of(ours or listed[0]) if ours or len(listed) == 1 else None
         many = "1 model" if len(seen.served) == 1 else f"{len(seen.served)} models"
         told = f"{many}: {', '.join(seen.served[:5])}{' ...' if len(seen.served) > 5 else ''}"
         if ours is None:
@@ -419,7 +420,7 @@ def _context_of(model: dict[str, Any]) -> int | None:
     """The context that a server tells of a model, under one of the names that servers use."""
     meta = model.get("meta")
     for facts in (model, cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}):
-        for name in (*_CONTEXT_NAMES, "n_ctx_train"):
+        for name in _CONTEXT_NAMES:
             value = facts.get(name)
             if isinstance(value, int) and value > 0:
                 return value
