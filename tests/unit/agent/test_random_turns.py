@@ -79,7 +79,7 @@ class Chaos:
             chunk_chars=rng.choice([None, 3]),
             checkpoint=rng.choice(["request", "turn", "none"]),
         )
-        self._log = bench.log
+        self._bench = bench
         if rng.random() < 0.5:
             RepeatedCalls(bench.slots)
         for slot, handler in (
@@ -100,7 +100,9 @@ class Chaos:
 
     async def answer(self, request: ChatRequest) -> Step:
         rng = self.rng
-        self.asked.append((self._log.next_seq, request))
+        self.asked.append((self._bench.log.next_seq, request))
+        if rng.random() < 0.02:
+            self._interfere()
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
         way = rng.random()
@@ -135,7 +137,18 @@ class Chaos:
             await asyncio.sleep(0)
         if self.rng.random() < 0.03:
             raise ValueError("a handler's own mistake")
+        if self.rng.random() < 0.03:
+            self._interfere()
         return self.rng.random() < 0.15
+
+    def _interfere(self) -> None:
+        """What a handler, or a model in this process, may do to the agent that waits for it."""
+        agent = self._bench.agent
+        known = list(self._bench.journal.fold.prompts)
+        if self.rng.random() < 0.6:
+            agent.cancel(self.rng.choice([None, *known]), self.rng.choice(["user", "parent"]))
+        elif not agent.closed:
+            agent.inbox.put(f"i{self.rng.random()}", "look here", {"kind": "task"})
 
     async def _prompt(self, gate: PromptGate) -> None:
         if await self._sometimes():
