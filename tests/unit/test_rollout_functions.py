@@ -540,3 +540,38 @@ async def test_total_limits_count_every_turn_of_running_functions(tmp_path: Path
         assert 28 <= len(stage.requests) <= 30 + 2 * 15
         cut = sum(row.steps for row in report.rows) - len(stage.requests)
         assert 0 <= cut <= 2, "what was cancelled had begun"
+
+
+async def test_a_function_whose_end_is_in_its_log_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    stored = asyncio.Event()
+    settle = rollout_agent.RolloutFunctionAgent._settle_durably
+
+    async def silent(self: Any, prompt_ids: list[str]) -> None:
+        if prompt_ids != [self._root]:
+            await settle(self, prompt_ids)
+            return
+        await self.journal.flush()
+        stored.set()
+        await asyncio.sleep(3600)  # durable, and nobody is told
+
+    monkeypatch.setattr(rollout_agent.RolloutFunctionAgent, "_settle_durably", silent)
+
+    async def rollout(ctx: RolloutContext) -> Any:
+        begun.append(ctx.attempt)
+        ctx.score("s", 1)
+        return (await ctx.agent.ask("once")).text
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await _session(runtime, tmp_path, model)
+        handle = await session.start_swarm(None, ["a"], rollout=rollout, **BARE)
+        async with asyncio.timeout(10):
+            await stored.wait()
+        monkeypatch.undo()
+        for host in await hosts_of(runtime, "agents"):
+            cluster_of(runtime).kill_host(host)
+        (row,) = (await handle.result(30)).rows
+        assert (row.status, row.attempt, row.output, row.scores) == ("completed", 1, "did once", {"s": 1})
+        assert begun == [1]
