@@ -28,9 +28,11 @@ class Host:
         self.ledger, self.name = ledger, name
         self.said = {"max_places": 8, "adaptive": False, **said}
         self.portion = Portion("k", 0, 0, 0)
+        self.asked = ledger._clock()
 
     def ask(self, wanted: int, in_use: int | None = None, tally: Tally | None = None) -> int:
         self.portion = self.ledger.exchange(self.name, [self.wish(wanted, in_use, tally)])[0]
+        self.asked = self.ledger._clock()
         return self.portion.places
 
     def wish(self, wanted: int, in_use: int | None = None, tally: Tally | None = None) -> PlacesWanted:
@@ -171,8 +173,9 @@ def test_the_cap_holds_over_all_hosts_at_every_moment(seed: int, cap: int, count
     in_use = dict.fromkeys(hosts, 0)
     for _ in range(200):
         clock.now += rng.uniform(0, 0.5)
-        host = rng.choice(hosts)
-        what = rng.random()
+        silent = [host for host in hosts if clock.now - host.asked > LEASE_S / 2]  # living ones ask in time
+        host = rng.choice(silent or hosts)
+        what = 1.0 if silent else rng.random()
         if what < 0.4 and in_use[host] < host.portion.places:
             in_use[host] += 1
         elif what < 0.7 and in_use[host]:
