@@ -59,14 +59,16 @@ def answer(request: ChatRequest) -> Step:
     return Step(text="All is weighed.")
 
 
-async def run(tmp_path: Path, agents: int, concurrency: int) -> tuple[SwarmReport, dict[str, list[SessionEvent]]]:
+async def run(
+    tmp_path: Path, agents: int, concurrency: int, *, latency_s: float = 0.0
+) -> tuple[SwarmReport, dict[str, list[SessionEvent]]]:
     """A swarm under chaos, its report and its agents' logs; no task and no process is left behind."""
     module = types.ModuleType(MODULE)
     module.answer = answer  # type: ignore[attr-defined]
     sys.modules[MODULE] = module
     before, children = asyncio.all_tasks(), child_processes()
     models: dict[str, Any] = {
-        "calm": {"provider": "scripted", "script": f"{MODULE}:answer", "chunk_chars": 8},
+        "calm": {"provider": "scripted", "script": f"{MODULE}:answer", "chunk_chars": 8, "latency_s": latency_s},
         "stormy": {
             "provider": "chaos",
             "inner": "calm",
@@ -143,7 +145,7 @@ def check_log(row: ResultRow, events: list[SessionEvent]) -> Counter[str]:
     return faults
 
 
-def check(report: SwarmReport, logs: dict[str, list[SessionEvent]]) -> Counter[str]:
+def check(report: SwarmReport, logs: dict[str, list[SessionEvent]], *, most_gap: float = 0.10) -> Counter[str]:
     assert report.totals["completed"] == len(report.rows), report.totals
     faults: Counter[str] = Counter()
     gaps: list[tuple[float, Timing]] = []
@@ -158,7 +160,7 @@ def check(report: SwarmReport, logs: dict[str, list[SessionEvent]]) -> Counter[s
     print(json.dumps({"faults": faults, "gap_median": middle[0], "gap_most": most[0], "s": report.wall_s}), most[1])
     # a row counts in whole milliseconds, and a busy machine takes some from each
     assert middle[0] <= 0.05, gaps[-20:]
-    assert gaps[int(len(gaps) * 0.95)][0] <= 0.10, gaps[-20:]
+    assert gaps[int(len(gaps) * 0.95)][0] <= most_gap, gaps[-20:]
     return faults
 
 
@@ -182,7 +184,7 @@ async def test_other_concurrency_meets_the_same_faults(tmp_path: Path) -> None:
 @pytest.mark.long
 async def test_five_hundred_agents(tmp_path: Path, budget: Budget) -> None:
     agents = 500 if budget.seconds >= 20 else 150
-    faults = check(*await run(tmp_path, agents, 100))
+    faults = check(*await run(tmp_path, agents, 100, latency_s=0.05), most_gap=0.05)
     attempts = sum(faults[name] for name in ("none", "rate_limit", "server_error", "cut_stream"))
     for name, share in (("rate_limit", 0.10), ("server_error", 0.05), ("cut_stream", 0.05)):
         assert abs(faults[name] / attempts - share) < 0.04, faults
