@@ -21,9 +21,8 @@ from kimi_ray.events import freeze, thaw
 from kimi_ray.llm.chat import ToolSpec
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 from kimi_ray.tools.output_schema import problems_of
+from kimi_ray.tools.registry import FINAL_ANSWER as NAME
 from kimi_ray.tools.results import storable
-
-NAME = "final_answer"
 
 MAX_CORRECTIONS = 3
 """Answers that do not fit and are sent back, in one turn."""

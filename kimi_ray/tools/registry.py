@@ -10,6 +10,9 @@ from kimi_ray.tools.builtin import Bash, Edit, Glob, Grep, Read, Write
 from kimi_ray.tools.contract import Tool
 from kimi_ray.tools.schema import check_name
 
+FINAL_ANSWER = "final_answer"
+"""The tool by which a model gives an answer whose form is checked (``output_schema``)."""
+
 
 def builtin_tools() -> dict[str, Tool]:
     """A fresh set of the built-in tools that need nothing but an environment, by name."""
@@ -29,16 +32,16 @@ def select_tools(
 
     Raises:
         ToolError: ``tool.unknown``, with near names in the hint; ``tool.bad_signature`` for a name that no server
-            takes; ``tool.duplicate`` when two user tools have one name.
+            takes; ``tool.duplicate`` when two user tools have one name, or one has that of checked answers.
     """
     own: list[Tool] = list(user_tools.values()) if isinstance(user_tools, Mapping) else list(user_tools)
     known = builtin_tools()
     seen: set[str] = set()
     for tool in own:
         name = check_name(tool.name)
-        if name in seen:
+        if name in seen or name == FINAL_ANSWER:
             raise ToolError(
-                f"two tools are named {name}",
+                f"two tools are named {name}" if name in seen else f"the name {name} is that of checked answers",
                 code="tool.duplicate",
                 hint="give one of them another name",
                 details={"name": name},

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from kimi_ray.agent.final_answer import MAX_CORRECTIONS, FinalAnswer
 from kimi_ray.agent.rollout import RolloutContext
-from kimi_ray.errors import ConfigError
+from kimi_ray.errors import ConfigError, ToolError
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.settings import Limits
@@ -214,7 +214,6 @@ def test_json_that_no_log_holds_is_no_answer() -> None:
 
     from kimi_ray.agent.fold import PromptRecord
     from kimi_ray.agent.slots import AgentSlots
-    from kimi_ray.errors import ToolError
 
     final = FinalAnswer(Nowhere(), AgentSlots())  # type: ignore[arg-type]
     (spec,) = final.begin([PromptRecord("p", [], output_schema={"type": "object"})])
@@ -263,3 +262,15 @@ async def test_the_form_can_be_given_in_every_permission_mode(tmp_path: Path) ->
         plays(Step.call("final_answer", GOOD))
         (row,) = (await session.swarm("judge {{item}}", ["a"], output_schema=Verdict, **BARE)).rows
         assert row.output == GOOD, row.error
+
+
+async def test_the_name_of_the_tool_is_taken(tmp_path: Path) -> None:
+    async def final_answer(text: str) -> str:
+        """Somebody's own."""
+        return text
+
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(ToolError) as caught:
+            await session.swarm("judge {{item}}", ["a"], tools=[final_answer], **BARE)
+        assert caught.value.code == "tool.duplicate"
