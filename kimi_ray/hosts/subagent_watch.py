@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.agent.fold import FINAL_STATES
+from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
 from kimi_ray.agent.specs import AgentProgress
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import is_lost
-from kimi_ray.hosts.stored_agents import read_agent
+from kimi_ray.hosts.stored_agents import StoredAgent, read_agent
 from kimi_ray.hosts.subagent_accounts import SubagentAccounts
 from kimi_ray.hosts.subagent_words import ChildRun, EndSubagent
 from kimi_ray.hosts.swarm_attempts import spent_so_far
@@ -92,10 +92,15 @@ class SubagentWatch:
     async def _orphans(self) -> list[ChildRun]:
         """The runs that nobody waits for any more."""
         found = [run for run in self._runs.values() if run.by_agent and self._is_orphan(run)]
-        # A program that is gone tells nobody: its children have long ended, and are at work by our books alone.
-        told = await self._progress([run.agent_id for run in self._runs.values() if not run.by_agent])
+        # A program that is gone tells nobody: its children have long ended, and are at work by our books alone. So are
+        # those of a call that was given up while it began.
+        told = await self._progress(list(self._runs))
         quiet = {Stream(*one.stream).agent_id for one in told if one.phase == "idle" and one.since_ms > _QUIET_MS}
-        return [*found, *(run for run in self._runs.values() if run.agent_id in quiet)]
+        for run in [run for run in self._runs.values() if run.agent_id in quiet and run not in found]:
+            record = (await self._stored(run))[1]
+            if record is None or record.state in FINAL_STATES:  # else something has a say before its turn begins
+                found.append(run)
+        return found
 
     async def end_if_orphan(self, run: ChildRun) -> bool:
         """End a run now whose caller's turn is over; whether it was such a one."""
@@ -121,8 +126,7 @@ class SubagentWatch:
             except KimiRayError as error:
                 if not is_lost(error.code) and error.code != "agent.not_found":
                     raise
-        stored = await read_agent(self._live.services.store, stream)
-        record = stored.fold.prompts.get(run.run_id) if stored is not None else None
+        stored, record = await self._stored(run)
         ended = record is not None and record.state in FINAL_STATES
         await self._end(
             EndSubagent(
@@ -135,6 +139,10 @@ class SubagentWatch:
                 error=record.error if record is not None and ended and record.state == "failed" else None,
             )
         )
+
+    async def _stored(self, run: ChildRun) -> tuple[StoredAgent | None, PromptRecord | None]:
+        stored = await read_agent(self._live.services.store, Stream(self._live.id, run.agent_id))
+        return stored, stored.fold.prompts.get(run.run_id) if stored is not None else None
 
     async def _enforce_limits(self) -> None:
         accounts, runs = self.accounts, dict(self._runs)

@@ -626,15 +626,16 @@ async def test_a_background_child_tells_when_it_has_ended(tmp_path: Path) -> Non
         assert (await told(session))[-1][0] == "subagent/completed"
 
 
-async def test_a_program_that_is_gone_leaves_no_child_at_work_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_agent", [False, True])
+async def test_whoever_is_gone_leaves_no_child_at_work_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_agent: bool
 ) -> None:
     monkeypatch.setattr("kimi_ray.hosts.subagent_watch._QUIET_MS", 100)
     monkeypatch.setattr("kimi_ray.hosts.subagent_watch._LOOK_S", 0.05)
     async with running(tmp_path) as (runtime, stage, model):
         session = await begin(runtime, tmp_path, model)
         await session.run_subagent("look")
-        gone = BeginSubagent("main", "agent-1", "msg_of_a_program_that_is_gone")
+        gone = BeginSubagent("main", "agent-1", "msg_of_a_program_that_is_gone", by_agent=by_agent)
         await session._link.call("begin_subagent", session.id, gone)
         await (await session.agent("agent-1").submit("its task", prompt_id=gone.run_id)).result()
         ended = await until_told(session, "completed", 2)
