@@ -131,8 +131,8 @@ class Limits(Settings):
 class Profile(Settings):
     """A kind of agent: its system prompt, its tools, its defaults.
 
-    A name from ``agent``, ``coder``, ``explore``, ``plan``, ``bare`` (see ``kimi_ray.agent.profiles``) or an object of this
-    class is accepted wherever a profile is asked for.
+    A name from ``agent``, ``coder``, ``explore``, ``plan``, ``bare`` (see ``kimi_ray.agent.profiles``) or an object of
+    this class is accepted wherever a profile is asked for.
     """
 
     name: str = Field(min_length=1, max_length=64)
