@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from kimi_ray.agent.fold import PromptRecord
 from kimi_ray.agent.journal import Journal
@@ -34,6 +34,8 @@ DESCRIPTION = (
 _WRAPPED = "answer"
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(?P<body>.*?)\n?```\s*\Z", re.DOTALL)
 _SHOWN = 2000
+_TOLD_CHARS = 4000
+"""A shorter schema is told again in words, for models that do not look at tools."""
 
 
 class FinalAnswer:
@@ -143,7 +145,7 @@ class FinalAnswer:
         self._refuse(problems)
         if self._refused > MAX_CORRECTIONS:
             raise self._invalid(f"{self._refused} answers", event.text)
-        event.go_on(_correction(problems), kind="output_schema", times=MAX_CORRECTIONS)
+        event.go_on(_correction(problems, schema), kind="output_schema", times=MAX_CORRECTIONS)
 
     def _record(self, value: Any, by: str) -> None:
         self._answered = True
@@ -193,8 +195,10 @@ def _problems(schema: dict[str, Any], value: Any) -> list[str]:
     return problems_of(schema, value)
 
 
-def _correction(problems: list[str]) -> str:
+def _correction(problems: list[str], schema: dict[str, Any]) -> str:
+    text = to_json(schema).decode()
+    told = f"JSON that fits this schema: {text}" if len(text) <= _TOLD_CHARS else "that as JSON"
     return (
         f"Your answer does not have the form that is asked for: {'; '.join(problems)}. Call the tool {NAME} with your"
-        " final answer as its arguments."
+        f" final answer as its arguments, or answer with nothing but {told}"
     )
