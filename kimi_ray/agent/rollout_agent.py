@@ -279,22 +279,31 @@ async def _in_thread(function: Any, context: RolloutContext, name: str) -> Any:
 
 
 def _failure(error: BaseException, name: str) -> KimiRayError:
-    """An error of ours as it is; anything else is the user's, with where it came from."""
-    if isinstance(error, KimiRayError):
-        return error
+    """An error of ours as it is, also out of a task group; anything else is the user's, with where it came from."""
+    raised = _leaves(error)
+    theirs = [one for one in raised if not isinstance(one, KimiRayError)]
+    if not theirs:
+        return cast("KimiRayError", raised[0])
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     lines = "".join(frames).splitlines()[-_TRACEBACK_LINES:]
-    known = as_error(error)
+    known = as_error(theirs[0])
     return RunError(
         storable(known.message),
         code="swarm.rollout_failed",
         details={
-            "exception": type(error).__name__,
+            "exception": type(theirs[0]).__name__,
             "origin": "rollout",
             "rollout": name,
             "traceback": storable("\n".join(lines))[-_TRACEBACK_CHARS:],
         },
     )
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for one in group.exceptions for leaf in _leaves(one)]
 
 
 def _check_output(output: Any, schema: dict[str, Any] | None, name: str) -> None:

@@ -575,3 +575,25 @@ async def test_a_function_whose_end_is_in_its_log_is_not_run_again(
         (row,) = (await handle.result(30)).rows
         assert (row.status, row.attempt, row.output, row.scores) == ("completed", 1, "did once", {"s": 1})
         assert begun == [1]
+
+
+async def test_what_a_task_group_raises_is_told_by_what_is_in_it(tmp_path: Path) -> None:
+    async def rollout(ctx: RolloutContext) -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.agent.ask("broken"))
+            if ctx.item == "both":
+                group.create_task(_raises())
+            if ctx.item == "waits":
+                ctx.run(ctx.agent.ask("never"))
+
+    async def _raises() -> None:
+        raise LookupError("mine")
+
+    async with running(tmp_path) as (runtime, stage, model):
+        stage.faults = {"broken": [Step.error("provider.auth", 401) for _ in range(9)]}
+        session = await _session(runtime, tmp_path, model)
+        report = await session.swarm(None, ["ours", "both", "waits"], rollout=rollout, **BARE)
+        ours, both, waits = (row.error for row in report.rows)
+        assert ours is not None and ours.error_class == "auth"
+        assert both is not None and (both.error_class, both.cause) == ("user_code", "LookupError")
+        assert waits is not None and waits.code == "swarm.bad_rollout"
