@@ -413,9 +413,10 @@ async def test_through_a_runtime(tmp_path: Path) -> None:
         session = await runtime.workspace(tmp_path / "work").create_session(
             model=model, profile="bare", tools=["mcp__*"]
         )
-        stage.faults = {"hi": [Step.call("mcp__t__add", {"a": 1, "b": 2}), Step.call("mcp__t__whoami", {})]}
+        steps = [("add", {"a": 1, "b": 2}), ("whoami", {}), ("big", {"size": 70_000}), ("picture", {})]
+        stage.faults = {"hi": [Step.call(f"mcp__t__{name}", arguments) for name, arguments in steps]}
         result = await (await session.main.submit("hi")).result(30)
-        assert result.text == "did hi" and result.tool_calls == 2, result
+        assert result.text == "did hi" and result.tool_calls == 4, result
         events = [event async for event in session.main.events()]
         outputs = [
             event.data["message"]["content"][0]["content"][0]["text"] for event in events if event.type == "tool/result"
@@ -423,6 +424,8 @@ async def test_through_a_runtime(tmp_path: Path) -> None:
         assert outputs[0] == "3"
         pid, cwd = outputs[1].split()[:2]
         assert cwd == str(tmp_path / "work")
+        assert len(outputs[2]) < 10_000 and "70000" in outputs[2].replace(",", "").replace("_", ""), "a preview"
+        assert any(block["type"] == "image" for block in stage.requests[4].messages[-1]["content"][0]["content"])
         notes = [event.data["text"] for event in events if event.type == "note/added"]
         assert len(notes) == 1 and "the MCP server dead" in notes[0] and "no such database" in notes[0]
         assert {tool.name for tool in stage.requests[0].tools} >= {"mcp__t__add"}
