@@ -165,7 +165,9 @@ class AgentHost(PermissionCalls):
     async def run_many(self, requests: list[RunRequest]) -> list[Ack]:
         """Bring agents to life, each with its prompts; answers once every accepted prompt is durable.
 
-        One failing request is an error in its own answer. A request that was sent before is answered as before.
+        One failing request is an error in its own answer. A request that was sent before is answered as before. Where
+        all its prompts have ended here with their agent, which was let go, that is how it is answered: ``wait_any``
+        tells their ends.
         """
         return list(await asyncio.gather(*(self._run_one(request) for request in requests)))
 
@@ -342,7 +344,10 @@ class AgentHost(PermissionCalls):
     async def _run_one(self, request: RunRequest) -> Ack:
         stream = Stream(*request.agent.stream)
         try:
-            agent = await self._activate(request.agent)
+            agent = await self._living(request.agent)
+            if agent is None and self._has_ended(request):
+                return Ack(stream)
+            agent = agent or await self._come(request.agent)
             if request.release:
                 self._releasing.add(stream)
             agent.submit(request.prompts)
@@ -362,7 +367,13 @@ class AgentHost(PermissionCalls):
             return Ack(stream, as_error(error).to_data())
         return Ack(stream)
 
-    async def _activate(self, spec: AgentSpec) -> LiveAgent:
+    def _has_ended(self, request: RunRequest) -> bool:
+        """Whether these turns are over and told of in the log: what was only said of a prompt that failed has none."""
+        ends = [self._outcomes.get((Stream(*request.agent.stream), prompt.prompt_id)) for prompt in request.prompts]
+        return bool(ends) and all(end is not None and end.result.turn is not None for end in ends)
+
+    async def _living(self, spec: AgentSpec) -> LiveAgent | None:
+        """The agent if it lives here, under the claim of who asks."""
         stream = Stream(*spec.stream)
         if self._closed:
             raise AgentError(f"the host {self.name} is closing", code="agent.closed", retryable=True)
@@ -379,6 +390,10 @@ class AgentHost(PermissionCalls):
                 return living
             elif self._agents.get(stream) is living:
                 self._fenced(stream)
+        return None
+
+    async def _come(self, spec: AgentSpec) -> LiveAgent:
+        stream = Stream(*spec.stream)
         pending = self._opening.get(stream)
         if pending is None:
             pending = self._opening[stream] = asyncio.ensure_future(self._bring_to_life(spec))

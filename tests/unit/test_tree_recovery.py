@@ -142,6 +142,44 @@ async def test_a_swarm_goes_on_in_its_logs(tmp_path: Path, kinds: tuple[str, ...
         assert sorted(spawned) == sorted(set(spawned)) and len(spawned) == 6
 
 
+async def test_rollouts_that_end_while_a_new_session_host_takes_them_over_live_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kimi_ray.hosts import tree_recovery
+
+    looks_at = tree_recovery.going_on
+    async with running(tmp_path, hosts_per_node=2) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.gate.clear()
+        handle = await session.start_swarm("{{item}}", ["a", "b", "c"], profile="bare")
+        await stage.until_running(3)
+
+        async def gone() -> bool:
+            hosts = await hosts_of(runtime, "agents")
+            told = [await cluster_of(runtime).peer(host).call("ping", timeout_s=5, group="control") for host in hosts]
+            return sum(one["agents"] for one in told) == 1  # main
+
+        async def looks_and_then_they_end(*args: Any) -> Any:
+            found = await looks_at(*args)
+            stage.gate.set()
+            await until(gone)
+            return found
+
+        monkeypatch.setattr(tree_recovery, "going_on", looks_and_then_they_end)
+        await kill(runtime, "sessions")
+        report = await handle.result(30)
+        assert [(row.status, row.text, row.attempt) for row in report.rows] == [
+            ("completed", f"did {item}", 1) for item in "abc"
+        ]
+        await session.close()
+        logs = await logs_of(tmp_path, session.id)
+        check_prompts(logs)
+        check_positions(logs)
+        lives = {name: types(events).count("runtime/activated") for name, events in logs.items()}
+        assert lives == dict.fromkeys(logs, 1)
+        assert sum(stage.seen.values()) == 3
+
+
 async def test_rollouts_that_ended_unseen_are_told_from_their_logs(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, stage, model):
         session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")

@@ -287,6 +287,26 @@ async def test_a_copied_directory_goes_with_its_rollout_and_stays_with_a_sleepin
     assert ack.error is not None and ack.error["code"] == "workdir.lost"
 
 
+async def test_a_rollout_that_has_ended_here_is_told_again_and_not_brought_to_life(
+    place: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    base = place.spec("agent-1")
+    rollout = AgentSpec(
+        base.stream, base.nonce, BARE, base.model, base.header, workdir=Workdir.copy(str(tmp_path / "src"))
+    )
+    await ran(place.peer(), RunRequest(rollout, (PromptSpec("p", "hi"),), release=True))
+    outcome = await ended(place.peer(), base.stream, "p")
+    async with asyncio.timeout(10):
+        while base.stream in [Stream(*one) for one in (await place.peer().call("ping", timeout_s=5))["streams"]]:
+            await asyncio.sleep(0.01)
+    again = AgentSpec(base.stream, new_ulid(), BARE, base.model, workdir=rollout.workdir)
+    await ran(place.peer(), RunRequest(again, (PromptSpec("p", "hi"),)))  # its directory went with it
+    assert await ended(place.peer(), base.stream, "p") == outcome
+    types = [event.type for event in await place.lines("agent-1")]
+    assert types.count("runtime/activated") == types.count("prompt/completed") == 1
+
+
 async def test_a_host_that_closes_waits_for_the_ends_of_its_agents(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
