@@ -169,10 +169,12 @@ class _Batch:
     def start_ready(self) -> None:
         ahead = [self._claims[index] for index in self.running.values()]
         for index in list(self._waiting):
+            if len(self.running) >= self._places:
+                break  # before comparing: of a thousand calls each with each would hold up the loop for a minute
             claim = self._claims[index]
             blocked = any(_conflict(claim, earlier) for earlier in ahead)
             ahead.append(claim)
-            if blocked or len(self.running) >= self._places:
+            if blocked:
                 continue
             self._on_start(index)  # when it fails, the call has not been started
             self._waiting.remove(index)

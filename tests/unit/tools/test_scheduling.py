@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -276,6 +277,30 @@ async def test_a_failing_start_leaves_a_result_for_each_call() -> None:
             5,
         )
     assert got == [(0, "tool.cancelled"), (1, "tool.not_started"), (2, "tool.not_started")]
+
+
+async def test_a_thousand_calls_do_not_compare_each_with_each_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counting(one: Any, other: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return False
+
+    monkeypatch.setattr("kimi_ray.tools.scheduling._conflict", counting)
+
+    async def run() -> ToolOutput:
+        await asyncio.sleep(0)
+        return ToolOutput("x")
+
+    got: list[int] = []
+    await run_calls(
+        [ScheduledCall(R(f"file{index}"), run) for index in range(1000)],
+        cancelled=asyncio.Event(),
+        on_start=lambda index: None,
+        commit=lambda index, output: got.append(index),
+    )
+    assert got == list(range(1000)) and compared < 50_000
 
 
 async def test_no_calls() -> None:
