@@ -34,6 +34,8 @@ _EXEC = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _MAX_WORDS = 200
 _MAX_NESTED = 6
+_MAX_COMMANDS = 2000
+"""Looked at in one line: what may be behind programs that run others can grow with every one of them."""
 _BRACKETS = ("[", "[[")
 
 
@@ -48,6 +50,13 @@ class Commands:
         """There may be commands that are not in the list."""
         if self.unseen is None:
             self.unseen = why
+
+    def is_full(self) -> bool:
+        """Whether no more is looked at; what is left is unseen."""
+        if len(self.commands) < _MAX_COMMANDS:
+            return False
+        self.hide(f"it may run more than {_MAX_COMMANDS} commands")
+        return True
 
 
 def commands_of(text: str) -> Commands:
@@ -90,6 +99,8 @@ def _line(text: str, found: Commands, nested: int) -> CommandLine | None:
     line = split_commands(text)
     found.hide(line.unseen)
     for command in line.commands:
+        if found.is_full():
+            break
         if command.words:
             _command(command.words, found, nested)
     return line
@@ -161,6 +172,8 @@ def _behind(rest: list[Word], found: Commands, nested: int, *, prefix: bool) -> 
         rest = rest[:_MAX_WORDS]
     first = True
     for index, word in enumerate(rest):
+        if found.is_full():
+            return
         executes = index > 0 and rest[index - 1].text in _EXEC
         if any(char.isspace() or char in ";&|" for char in word.text):
             _line(word.text, found, nested + 1)

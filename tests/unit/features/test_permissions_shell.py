@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimi_ray.features.permissions import Call, RuleBook
+from kimi_ray.features.permissions.shell_commands import commands_of
 from kimi_ray.settings import PermissionRule
 from tests.unit.features.shell_lines import LineMaker
 
@@ -324,6 +326,15 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         if found is not None:
             os.symlink(found, programs / name)
     yield work, mark, {"PATH": str(programs), "FUNCNEST": "10", "HOME": str(work)}
+
+
+@pytest.mark.parametrize("part", ["sudo eval", "sudo sh eval", "xargs eval sudo sh"])
+def test_what_may_run_others_without_end_is_looked_at_so_far_and_no_further(part: str) -> None:
+    began = time.process_time()
+    found = commands_of(" ".join([part] * 60))
+    assert found.unseen is not None and len(found.commands) <= 2000
+    assert is_denied(book(deny="Bash(zap)"), f"{' '.join([part] * 60)} zap")
+    assert time.process_time() - began < 5  # it was minutes
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
