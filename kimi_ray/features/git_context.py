@@ -32,13 +32,23 @@ MAX_COMMIT_LINE = 200
 
 _MAX_OUTPUT_BYTES = 1 << 20
 _FATAL = 128
-_ENV = {"LC_ALL": "C", "LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat"}
+_ENV = {
+    "LC_ALL": "C",
+    "LANGUAGE": "C",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    # a partial clone would fetch what it lacks, by the programs that its config names
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+}
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
 _INSIDE = ("rev-parse", "--is-inside-work-tree")
 _FILTERS = ("config", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
 _REMOTE = ("remote", "get-url", "origin")
 _BRANCH = ("symbolic-ref", "--short", "HEAD")
-_STATUS = ("status", "--porcelain")
+_STATUS = ("status", "--porcelain", "--ignore-submodules=dirty")
+"""Whether a submodule's files have changed is not looked at: that would run the filters of its own config."""
 _LOG = ("log", "-3", "--format=%h %s")
 
 _UNUSABLE = re.compile(r"[\x00-\x20\x7f]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import subprocess
 from collections import Counter
@@ -30,7 +31,7 @@ REV_PARSE = "rev-parse --is-inside-work-tree"
 FILTERS = "config --show-scope --name-only --get-regexp ^filter\\."
 REMOTE = "remote get-url origin"
 BRANCH = "symbolic-ref --short HEAD"
-STATUS = "status --porcelain"
+STATUS = "status --porcelain --ignore-submodules=dirty"
 LOG = "log -3 --format=%h %s"
 
 FAILED = ExecResult(1, "")
@@ -300,3 +301,55 @@ async def test_a_real_repository(tmp_path: Path) -> None:
     below = repo / "sub"
     below.mkdir()
     assert f"Working directory: {below}" in await told(below)
+
+
+def _git_in(directory: Path, *arguments: str) -> str:
+    directory.mkdir(exist_ok=True)
+    who = {"GIT_CONFIG_GLOBAL": "/dev/null", "HOME": str(directory), "PATH": os.environ["PATH"]}
+    who |= {f"GIT_{role}_{what}": f"{what}@x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    done = subprocess.run(["git", *arguments], cwd=directory, env=who, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+async def _told_of(directory: Path) -> str:
+    environment = LocalEnvironment(directory)
+    try:
+        return await collect_git_context(environment)
+    finally:
+        await environment.close()
+
+
+async def test_the_programs_of_a_submodule_do_not_run(tmp_path: Path) -> None:
+    top, mark = tmp_path / "top", tmp_path / "ran"
+    _git_in(top, "init", "-q")
+    inner = top / "inner"
+    _git_in(inner, "init", "-q")
+    (inner / "file").write_text("one")
+    (inner / ".gitattributes").write_text("* filter=evil")
+    for directory in (inner, top):
+        _git_in(directory, "add", ".")
+        _git_in(directory, "commit", "-q", "-m", "first")
+    _git_in(inner, "config", "filter.evil.clean", f"touch {mark}; cat")
+    (inner / "file").write_text("two")
+    assert "Recent commits" in await _told_of(top)
+    assert not mark.exists()
+
+
+async def test_what_a_partial_clone_lacks_is_not_fetched(tmp_path: Path) -> None:
+    work, mark = tmp_path / "work", tmp_path / "ran"
+    _git_in(work, "init", "-q")
+    (work / "file").write_text("one")
+    _git_in(work, "add", ".")
+    _git_in(work, "commit", "-q", "-m", "first")
+    tree = _git_in(work, "rev-parse", "HEAD^{tree}")
+    (work / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    for key, value in (
+        ("core.repositoryformatversion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.url", str(tmp_path)),
+        ("remote.origin.uploadpack", f"touch {mark}; false"),
+    ):
+        _git_in(work, "config", key, value)
+    assert "Recent commits" in await _told_of(work)
+    assert not mark.exists()
