@@ -219,11 +219,15 @@ def _measure(work: Coroutine[Any, Any, BenchReport], as_json: bool) -> None:
         if not isinstance(value, dict):
             say(f"{key.ljust(width)}  {value}")
     for key, value in data.items():
-        if isinstance(value, dict):
-            say(f"\n{_cases(key, cast('dict[str, dict[str, Any]]', value))}")
+        if isinstance(value, dict) and value:
+            say(f"\n{_cases(key, cast('dict[str, Any]', value))}")
 
 
-def _cases(title: str, cases: dict[str, dict[str, Any]]) -> str:
+def _cases(title: str, facts: dict[str, Any]) -> str:
+    """A table of cases with the facts of each, or of facts alone."""
+    cases = {name: cast("dict[str, Any]", case) for name, case in facts.items() if isinstance(case, dict)}
+    if not cases:
+        return table([title, ""], [[name, str(value)] for name, value in facts.items()], right=".r")
     names = list(dict.fromkeys(name for case in cases.values() for name in case))
-    rows = [[case, *(str(facts.get(name, "")) for name in names)] for case, facts in cases.items()]
+    rows = [[case, *(str(found.get(name, "")) for name in names)] for case, found in cases.items()]
     return table([title, *names], rows, right="." + "r" * len(names))

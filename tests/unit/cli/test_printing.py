@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -156,3 +157,14 @@ def test_cases_of_a_bench_are_a_table(capsys: pytest.CaptureFixture[str]) -> Non
     bench._measure(measured(), False)
     told = capsys.readouterr().out
     assert "disk flushes      3      7.5\nos none           3     12.0" in told and "{" not in told
+
+
+def test_facts_of_a_bench_that_are_no_cases_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    async def measured() -> BenchReport:
+        figures: dict[str, Any] = {"cpu_by_role": {"driver": 1.25, "AgentHostActor": 10}, "actor_calls": {}}
+        facts = {"value": 1, "floor": 1, "ratio": 1, "wall_s": 1, "cpu_s": 1, "peak_pss_mb": 1}
+        return BenchReport.model_validate({"bench": "turns", "unit": "turns/s", **facts, "figures": figures})
+
+    bench._measure(measured(), False)
+    told = capsys.readouterr().out
+    assert "cpu_by_role\ndriver          1.25\nAgentHostActor    10" in told and "actor_calls" not in told
