@@ -1,4 +1,4 @@
-"""Rollout functions and MCP servers on real actors: code by value and by name, a killed host, servers that end with it."""
+"""Rollout functions and MCP servers on real actors: code by value and by name, a killed host, servers that end too."""
 
 from __future__ import annotations
 
