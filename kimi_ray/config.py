@@ -137,6 +137,10 @@ class RuntimeConfig(Settings):
     mcp_servers: dict[str, McpServer] = Field(
         default_factory=dict, repr=False, description="`[mcp_servers.X]` tables: servers whose tools agents may have."
     )
+    repeat_guard: bool = Field(
+        default=True,
+        description="An agent that makes the same tool call again and again is told so, then stopped; never rollouts.",
+    )
     max_background_tasks: int = Field(default=8, ge=1, description="Background tasks of one agent at once.")
     subagent_timeout_s: float = Field(
         default=7200.0, ge=0, description="Longest run of a subagent that a model started, seconds; 0: no bound."

@@ -219,6 +219,15 @@ class Agent:
         """Cancel a prompt, or all: the queued ones first, then the running one. Returns the ids that were hit."""
         return await self.services.courier.call(self.route, "cancel", self.stream, prompt_id, "user", group="control")
 
+    async def cancel_step(self) -> bool:
+        """Interrupt the running step alone. What the model has said is kept, running tools end and each call has its
+        result; then the turn goes on with the prompts that were steered into it. With none, it is over.
+
+        Returns:
+            Whether a step was running.
+        """
+        return await self.services.courier.call(self.route, "cancel_step", self.stream, group="control")
+
     async def steer(self, prompt_ids: Sequence[str]) -> None:
         """Let queued prompts join the running turn."""
         await self.services.courier.call(self.route, "steer", self.stream, list(prompt_ids), group="control")
@@ -244,7 +253,7 @@ class Agent:
         Args:
             mode: ``manual``, ``auto`` or ``yolo`` (``docs/permissions.md``).
         """
-        checked_mode(mode)
+        checked_mode(mode, required=True)
         await self.services.courier.call(self.route, "set_permission_mode", self.stream, mode, group="control")
 
     async def decide(
@@ -263,7 +272,7 @@ class Agent:
             ToolError: ``tool.not_asked``: the call does not wait for an answer (any more).
             ConfigError: ``request.invalid``.
         """
-        checked_answer(decision, scope)
+        checked_answer(call_id, decision, scope, feedback)
         await self.services.courier.call(
             self.route, "decide", self.stream, call_id, decision, scope, feedback, group="control"
         )

@@ -110,6 +110,8 @@ class Limits(Settings):
     max_turns: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
     """Model requests, over all turns of the bounded thing."""
+    max_steps_per_turn: int | None = Field(default=None, ge=1)
+    """Model requests of one turn of an agent. It counts for nothing in what bounds a whole run."""
     max_tool_calls: int | None = Field(default=None, ge=0)
     max_output_tokens: int | None = Field(default=None, ge=1)
     """Output tokens summed over all steps (the per-request cap is ``Sampling.max_output_tokens``)."""

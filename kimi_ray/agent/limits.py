@@ -76,8 +76,11 @@ class LimitMeter:
         if self.limits.max_turns is not None and before >= self.limits.max_turns:
             raise limit_error("max_turns", self.limits.max_turns, before, self._scope)
 
-    def check_request(self) -> None:
+    def check_request(self, steps_of_turn: int = 0) -> None:
         """Before a model request.
+
+        Args:
+            steps_of_turn: The steps that the turn has made so far.
 
         Raises:
             AgentError: ``limit.*``.
@@ -86,6 +89,8 @@ class LimitMeter:
         steps = self._fold.sums.steps + (other.steps if other is not None else 0)
         if limits.max_steps is not None and steps >= limits.max_steps:
             raise limit_error("max_steps", limits.max_steps, steps, self._scope)
+        if limits.max_steps_per_turn is not None and steps_of_turn >= limits.max_steps_per_turn:
+            raise limit_error("max_steps_per_turn", limits.max_steps_per_turn, steps_of_turn)
         self.check_tokens()
 
     def check_tokens(self) -> None:
@@ -128,15 +133,18 @@ class LimitMeter:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, left), lambda: signal.stop("limit", limit=error))
 
-    def end_turn(self) -> None:
-        """Disarm the timers of a turn."""
+    def end_turn(self) -> int:
+        """Disarm the timers of a turn; returns its milliseconds."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.end_work()
-        if self._turn_began is not None:
-            self._base_wall_ms += round((time.monotonic() - self._turn_began) * 1000)
-            self._turn_began = None
+        if self._turn_began is None:
+            return 0
+        spent_ms = round((time.monotonic() - self._turn_began) * 1000)
+        self._base_wall_ms += spent_ms
+        self._turn_began = None
+        return spent_ms
 
     def start_work(self, signal: TurnSignal) -> float:
         """Working time begins (a request, tools); returns the monotonic start."""

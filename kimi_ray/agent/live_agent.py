@@ -325,6 +325,14 @@ class LiveAgent:
         self._settle_soon([cancelled for cancelled in hit if self.prompts.is_final(cancelled)])
         return hit
 
+    def cancel_step(self) -> bool:
+        """Interrupt the running step alone: what was said is kept, each call is answered, and the turn goes on with
+        what waits for its next step. Returns whether a step runs that is ended by this.
+        """
+        if self._signal is None or self.journal.log.order.open_step is None:
+            return False
+        return self._signal.stop_step()
+
     def set_model(self, model: ResolvedModel, provider: ChatProvider) -> None:
         """Another model from the next turn on."""
         self._model = model

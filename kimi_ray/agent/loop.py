@@ -4,7 +4,8 @@ Events of a turn, in order: ``turn/start``, ``prompt/started``; per step ``step/
 prompts that join here), ``request/header`` when it changed, ``assistant/chunk``..., ``llm/response``,
 ``assistant/message``, ``tool/call`` and ``tool/result`` per call, ``step/end``; then ``turn/end`` and
 ``prompt/completed``. However a turn ends, its brackets are closed. One that the user cancelled ends with a
-``user/message`` that says so to the model.
+``user/message`` that says so to the model. A step that alone was interrupted asks for no other one: the turn goes on
+with what waits for its next step, or is over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kimi_ray.agent.requester import Answer, Progress, Requester
 from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, TurnEnded, TurnStarted, TurnStopping
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_config import TurnConfig
-from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
+from kimi_ray.agent.turn_signal import StepStopped, TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, ProviderError, as_error
 from kimi_ray.ids import new_message_id
@@ -66,6 +67,18 @@ class TurnInput:
     joins: Joins
     messages: list[dict[str, Any]]
     """The user messages of the first step."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What came of a step."""
+
+    text: str = ""
+    """The answer's; none for a step that was interrupted."""
+    calls: bool = False
+    """Whether the model is to hear the results of its calls."""
+    truncated: bool = False
+    stop_turn: bool = False
 
 
 class TurnLoop:
@@ -144,9 +157,9 @@ class TurnLoop:
                 raise
             reason = {"kind": "failed", "error": as_error(error).to_data()}
         finally:
-            self._meter.end_turn()
+            duration_ms = self._meter.end_turn()
         if not signal.fenced:
-            self._close(turn, reason)
+            self._close(turn, reason, duration_ms)
             if self._slots.turn_ended:
                 self._notices.tell(self._slots.turn_ended, TurnEnded(turn, reason))
         self._progress.turn = self._progress.step = None
@@ -154,7 +167,7 @@ class TurnLoop:
         return reason
 
     async def _steps(self, config: TurnConfig, work: TurnInput, signal: TurnSignal, turn: int) -> dict[str, Any]:
-        journal, slots = self._journal, self._slots
+        slots = self._slots
         say = work.messages
         if slots.turn_started:
             await self._tell_start(work, turn)
@@ -163,21 +176,42 @@ class TurnLoop:
         granted: dict[str, int] = {}
         while True:
             signal.check()
-            self._meter.check_request()
-            journal.append("step/start", {"turn": turn, "step": step})
-            self._progress.step = step
-            if self._inbox:
-                for note in self._inbox.take():
-                    self._tell(note)
-            for message in say:
-                journal.append("user/message", message, surface="append")
+            self._meter.check_request(step)
+            done = await self._step(config, say, signal, turn, step)
+            signal.check()
+            if done.stop_turn:
+                return {"kind": "completed"}
+            say = await work.joins.join(signal) if work.joins.waiting else []
+            if slots.turn_stopping and not (done.calls or say or self._inbox):
+                say = await self._before_stop(done.text, turn, signal, granted)
+                if work.joins.waiting:
+                    say += await work.joins.join(signal)
+            if not (done.calls or say or self._inbox):
+                signal.check()
+                return {"kind": "truncated" if done.truncated else "completed"}
+            step += 1
+
+    async def _step(
+        self, config: TurnConfig, say: list[dict[str, Any]], signal: TurnSignal, turn: int, step: int
+    ) -> _Step:
+        """One step, from its start to its end; also when it alone is stopped, but not when the turn is."""
+        journal, slots = self._journal, self._slots
+        journal.append("step/start", {"turn": turn, "step": step})
+        self._progress.step = step
+        if self._inbox:
+            for note in self._inbox.take():
+                self._tell(note)
+        for message in say:
+            journal.append("user/message", message, surface="append")
+        done = _Step()
+        end: dict[str, Any] = {"turn": turn, "step": step}
+        try:
             if slots.step:
                 with signal.interruptible():
                     await slots.step.run(StepStarting(turn, step))
-            answer, model_ms = await self._ask(config, signal, turn, step)
+            answer, end["model_ms"] = await self._ask(config, signal, turn, step)
+            end["tools_ms"] = 0
             calls = answer.tool_calls
-            tools_ms = 0
-            stop_turn = False
             if calls:
                 self._meter.check_tool_calls(len(calls))
                 self._progress.enter("tools")
@@ -185,31 +219,21 @@ class TurnLoop:
                 runs = await self._tools.admit(calls, turn, step, signal)
                 began = self._meter.start_work(signal)
                 try:
-                    stop_turn = await self._tools.run(runs, signal)
+                    done.stop_turn = await self._tools.run(runs, signal)
                 finally:
-                    tools_ms = self._meter.end_work(began)
-            journal.append(
-                "step/end",
-                {
-                    "turn": turn,
-                    "step": step,
-                    "model_ms": model_ms,
-                    "tools_ms": tools_ms,
-                    "store_ms": journal.take_store_wait_ms(),
-                },
-            )
-            signal.check()
-            if stop_turn:
-                return {"kind": "completed"}
-            say = await work.joins.join(signal) if work.joins.waiting else []
-            if slots.turn_stopping and not (calls or say or self._inbox):
-                say = await self._before_stop(answer, turn, signal, granted)
-                if work.joins.waiting:
-                    say += await work.joins.join(signal)
-            if not (calls or say or self._inbox):
-                signal.check()
-                return {"kind": "truncated" if answer.finish == "max-tokens" else "completed"}
-            step += 1
+                    end["tools_ms"] = self._meter.end_work(began)
+            done.calls = bool(calls)
+            done.truncated = answer.finish == "max-tokens"
+            if slots.turn_stopping and not calls:
+                done.text = message_text({"content": answer.content})
+        except StepStopped:
+            self._answer_open_calls({"kind": "step"})
+        if signal.step_ended():
+            end["interrupted"] = True
+            done = _Step(stop_turn=done.stop_turn)
+        end["store_ms"] = journal.take_store_wait_ms()
+        journal.append("step/end", end)
+        return done
 
     async def _tell_start(self, work: TurnInput, turn: int) -> None:
         text: str | None = None
@@ -219,10 +243,9 @@ class TurnLoop:
         self._notices.tell(self._slots.turn_started, TurnStarted(turn, work.continuation or "user", text))
 
     async def _before_stop(
-        self, answer: Answer, turn: int, signal: TurnSignal, granted: dict[str, int]
+        self, text: str, turn: int, signal: TurnSignal, granted: dict[str, int]
     ) -> list[dict[str, Any]]:
         """What somebody has to say before the turn may end: one message, or none."""
-        text = message_text({"content": answer.content})
         with signal.interruptible():
             asked = await self._slots.turn_stopping.run(TurnStopping(turn, text, granted))
         if asked.message is None:
@@ -308,10 +331,9 @@ class TurnLoop:
             return {"kind": "timeout", "error": error.to_data()}
         return {"kind": "failed", "error": error.to_data()}
 
-    def _close(self, turn: int, reason: dict[str, Any]) -> None:
+    def _close(self, turn: int, reason: dict[str, Any], duration_ms: int) -> None:
         order = self._journal.log.order
-        for call_id in list(order.pending_calls):
-            self._tools.refuse(call_id, reason)
+        self._answer_open_calls(reason)
         if order.open_step is not None:
             self._journal.append(
                 "step/end",
@@ -319,7 +341,12 @@ class TurnLoop:
             )
         if reason["kind"] == "cancelled" and reason["cause"] == "user":
             self._remind()
-        self._journal.append("turn/end", {"turn": turn, "reason": reason, "steps": order.next_step})
+        end = {"turn": turn, "reason": reason, "steps": order.next_step, "duration_ms": duration_ms}
+        self._journal.append("turn/end", end)
+
+    def _answer_open_calls(self, reason: dict[str, Any]) -> None:
+        for call_id in list(self._journal.log.order.pending_calls):
+            self._tools.refuse(call_id, reason)
 
     def _remind(self) -> None:
         """Tell the model that the user interrupted it; once, however often that happened before anybody spoke."""

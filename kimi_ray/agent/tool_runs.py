@@ -108,12 +108,14 @@ class ToolRuns:
         return any(run.stop_turn for run in runs)
 
     def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
-        """Answer a call that will not be run because the turn ends (a limit, a cancel, an error)."""
+        """Answer a call that will not be run because the turn ends (a limit, a cancel, an error), or its step."""
         order = self._journal.log.order
         seq = order.pending_calls.get(call_id)
-        why = {"limit": f"the limit {reason.get('name')} is reached", "cancelled": "the turn was cancelled"}.get(
-            reason["kind"], "the turn ended"
-        )
+        why = {
+            "limit": f"the limit {reason.get('name')} is reached",
+            "cancelled": "the turn was cancelled",
+            "step": "the user interrupted it",
+        }.get(reason["kind"], "the turn ended")
         self.write_result(
             call_id,
             ToolOutput(REFUSED.format(why=why), is_error=True, error_code="tool.not_started"),

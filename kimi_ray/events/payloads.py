@@ -64,11 +64,12 @@ class TurnStart(Payload):
 
 
 class TurnEnd(Payload):
-    """The turn is over, however it ended."""
+    """The turn is over, however it ended. ``duration_ms`` is missing where a crash cut it short."""
 
     turn: int = Field(ge=0)
     reason: TurnReason
     steps: int | None = None
+    duration_ms: int | None = None
     agents: dict[str, ChildPosition] | None = None
 
 
@@ -80,10 +81,14 @@ class StepStart(Payload):
 
 
 class StepEnd(Payload):
-    """The step is over. ``store_ms`` is what the loop waited for durability."""
+    """The step is over. ``store_ms`` is what the loop waited for durability.
+
+    ``interrupted``: the user stopped it, and it alone: its turn went on with what waited for its next step.
+    """
 
     turn: int = Field(ge=0)
     step: int = Field(ge=0)
+    interrupted: bool | None = None
     model_ms: int | None = None
     tools_ms: int | None = None
     store_ms: int | None = None

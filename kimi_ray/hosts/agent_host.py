@@ -65,6 +65,7 @@ class AgentHost(PermissionCalls):
         "wait_any": "wait",
         "read_events": "wait",
         "cancel": "control",
+        "cancel_step": "control",
         "record": "control",
         "messages": "control",
         "set_model": "control",
@@ -211,6 +212,10 @@ class AgentHost(PermissionCalls):
         self._check_claim(stream, claim)
         error = KimiRayError.from_data(limit) if limit is not None else None
         return self._agent(stream).cancel(prompt_id, cause, limit=error)
+
+    async def cancel_step(self, stream: Stream) -> bool:
+        """Interrupt an agent's running step alone; returns whether one runs that is ended by this."""
+        return self._agent(stream).cancel_step()
 
     async def steer(self, stream: Stream, prompt_ids: list[str]) -> None:
         """Let queued prompts join the running turn."""

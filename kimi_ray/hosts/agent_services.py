@@ -283,10 +283,10 @@ class AgentServices(Provider):
         await environment.close()
 
     @provide
-    def slots(self, spec: AgentSpec, opened: OpenedLog) -> AgentSlots:
+    def slots(self, spec: AgentSpec, opened: OpenedLog, config: RuntimeConfig) -> AgentSlots:
         """Where others have a say; the guard against repeated calls is the first, but not in rollouts and below."""
         slots = AgentSlots()
-        if opened.log.header.run_id is None and spec.item is None:
+        if config.repeat_guard and opened.log.header.run_id is None and spec.item is None:
             RepeatedCalls(slots)
         return slots
 

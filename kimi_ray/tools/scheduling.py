@@ -225,7 +225,7 @@ async def _outcome(call: ScheduledCall) -> ToolOutput:
 
 
 _NOT_STARTED = ToolOutput(
-    "The call was not started: the turn was cancelled first.", is_error=True, error_code="tool.not_started"
+    "The call was not started: it was cancelled first.", is_error=True, error_code="tool.not_started"
 )
 _CANCELLED = ToolOutput(
     "The call was cancelled while it ran; what it did until then may have had effects.",

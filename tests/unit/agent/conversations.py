@@ -254,6 +254,33 @@ async def _cancel_in_a_tool(talk: Talk) -> None:
     await first.result()
 
 
+async def _cancel_step_in_the_stream(talk: Talk) -> None:
+    first = await talk.say("p0", "tell me a story")
+    await talk.until("assistant/chunk")
+    second = await talk.say("p1", "a shorter one", steer_if_active=True)
+    assert await talk.main.cancel_step()
+    await first.result()
+    await second.result()
+
+
+async def _cancel_step_in_a_tool(talk: Talk) -> None:
+    first = await talk.say("p0", "hello")
+    await talk.until("tool/call", 2)
+    second = await talk.say("p1", "look at c, too", steer_if_active=True)
+    assert await talk.main.cancel_step()
+    await first.result()
+    await second.result()
+
+
+async def _cancel_the_last_step(talk: Talk) -> None:
+    first = await talk.say("p0", "hello")
+    await talk.until("tool/call")
+    assert await talk.main.cancel_step()
+    await first.result()
+    assert not await talk.main.cancel_step()
+    await (await talk.say("p1", "never mind")).result()
+
+
 async def _continue(talk: Talk) -> None:
     await _one(talk)
     await (await talk.main.continue_turn()).result()
@@ -276,6 +303,13 @@ CASES: dict[str, Case] = {
     "cancel-in-the-stream": Case((Step("Once upon a time. " * 200), Step("The end.")), _cancel_in_the_stream, "slow"),
     "cancel-queued": Case((_calls("gate-1"), Step("Done.")), _cancel_queued),
     "cancel-in-a-tool": Case((_calls("gate-1", "gate-2"), Step("Never said.")), _cancel_in_a_tool),
+    "cancel-step-in-the-stream": Case(
+        (Step("Once upon a time. " * 200), Step("The end.")), _cancel_step_in_the_stream, "slow"
+    ),
+    "cancel-step-in-a-tool": Case(
+        (_calls("gate-1", "gate-2"), _calls("c"), Step("It is fine.")), _cancel_step_in_a_tool
+    ),
+    "cancel-the-last-step": Case((_calls("gate-1"), Step("As you like.")), _cancel_the_last_step),
     "failure": Case((_FAULT, _FAULT, _FAULT, Step("Better.")), _two),
     "refused": Case((Step.error("provider.auth", 401), Step("Better.")), _two),
     "retry": Case((Step.error("provider.rate_limit", 429, retry_after_ms=1), Step("Fine.")), _one),
