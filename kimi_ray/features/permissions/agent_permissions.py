@@ -92,13 +92,14 @@ class AgentPermissions:
         for question in self._questions.values():
             found = self._decide(question.call)
             if found.decision != "ask" and not question.reply.done():
-                question.reply.set_result(_Reply(found.decision, found.by, found.rule))
+                self._settle(question, _Reply(found.decision, found.by, found.rule))
 
     def answer(self, call_id: str, decision: Answer, scope: AnswerScope = "once", feedback: str | None = None) -> None:
-        """Answer a question.
+        """Answer a question; the answer is in the log when this returns, and stands.
 
         Raises:
             ToolError: ``tool.not_asked``: no such call waits for an answer (any more).
+            LogError: it cannot be recorded; the question still waits.
         """
         question = self._questions.get(call_id)
         if question is None or question.reply.done():
@@ -108,7 +109,19 @@ class AgentPermissions:
                 hint="session.approvals() lists the calls that do",
                 details={"call_id": call_id},
             )
-        question.reply.set_result(_Reply(decision, "user", question.approval.rule, scope, feedback))
+        self._settle(question, _Reply(decision, "user", question.approval.rule, scope, feedback))
+
+    def _settle(self, question: _Question, reply: _Reply) -> None:
+        lasting = reply.scope == "session" and reply.decision == "allow"
+        self._record(
+            question.approval.call_id,
+            reply.decision,
+            reply.by,
+            question.call.exactly if lasting else reply.rule,
+            scope="session" if lasting else None,
+            feedback=reply.feedback,
+        )
+        question.reply.set_result(reply)
 
     def _listen(self) -> None:
         if self.mode != "auto" or self._rules.deny or self._asks_user:
@@ -127,26 +140,16 @@ class AgentPermissions:
             await self._ask(gate, call, found, subagent=subagent)
             return
         if found.recorded:
-            self._record(gate, found.decision, found.by, found.rule)
+            self._record(gate.call_id, found.decision, found.by, found.rule)
         if found.decision == "deny":
             gate.deny(forbidden(found, subagent=subagent), code="tool.denied", by=found.by)
 
     async def _ask(self, gate: ToolGate, call: Call, found: Decision, *, subagent: bool) -> None:
         reply = await self._reply(gate, call, found) if self._wait_s > 0 else None
         if reply is None:
-            self._record(gate, "deny", "nobody", found.rule)
+            self._record(gate.call_id, "deny", "nobody", found.rule)
             gate.deny(unanswered(found, self._wait_s, subagent=subagent), code="tool.denied", by="nobody")
-            return
-        lasting = reply.scope == "session" and reply.decision == "allow"
-        self._record(
-            gate,
-            reply.decision,
-            reply.by,
-            call.exactly if lasting else reply.rule,
-            scope="session" if lasting else None,
-            feedback=reply.feedback,
-        )
-        if reply.decision == "deny":
+        elif reply.decision == "deny":
             gate.deny(refused(reply.feedback, subagent=subagent), code="tool.denied", by=reply.by)
 
     async def _reply(self, gate: ToolGate, call: Call, found: Decision) -> _Reply | None:
@@ -176,22 +179,23 @@ class AgentPermissions:
             async with asyncio.timeout(self._wait_s):
                 return await question.reply
         except TimeoutError:
-            return None
+            return _given(question)  # it may have come in the last moment
         except asyncio.CancelledError:
-            self._record_cancelled(gate)
+            if _given(question) is None:
+                self._record_cancelled(gate)
             raise
         finally:
             del self._questions[gate.call_id]
 
     def _record_cancelled(self, gate: ToolGate) -> None:
         try:
-            self._record(gate, "cancelled", "turn", None)
+            self._record(gate.call_id, "cancelled", "turn", None)
         except KimiRayError:
             pass  # the log is another's by now: the turn ends for that
 
     def _record(
         self,
-        gate: ToolGate,
+        call_id: str,
         decision: str,
         by: str,
         rule: str | None,
@@ -200,7 +204,7 @@ class AgentPermissions:
         feedback: str | None = None,
     ) -> None:
         said = {
-            "call_id": gate.call_id,
+            "call_id": call_id,
             "decision": decision,
             "rule": rule,
             "by": by,
@@ -208,3 +212,8 @@ class AgentPermissions:
             "feedback": feedback,
         }
         self._journal.append("permission/decided", {key: value for key, value in said.items() if value is not None})
+
+
+def _given(question: _Question) -> _Reply | None:
+    reply = question.reply
+    return reply.result() if reply.done() and not reply.cancelled() else None

@@ -71,7 +71,8 @@ class Call:
         """The rule that an approval for the session stands for: this command, these files, or this tool."""
         if self.command is not None:
             where = self.arguments.get("cwd")
-            return f"{self.tool}({self.command}{'' if where is None else f' [in {where}]'})"
+            # a command ends with its bracket, a directory with its quote: no command is another one somewhere else
+            return f"{self.tool}({self.command}){'' if where is None else f' in {json.dumps(where)}'}"
         files = ", ".join(self.inside(names.real[0]) for names in self.files)
         return f"{self.tool}({files})" if files else self.tool
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from kimi_ray.errors import ConfigError
 from kimi_ray.features.permissions.policy import Decision
 from kimi_ray.settings import PermissionModeName, Settings
+from kimi_ray.tools.results import storable
 
 Answer = Literal["allow", "deny"]
 AnswerScope = Literal["once", "session"]
@@ -40,33 +41,46 @@ class Approval(Settings):
     """So long at most; then it is denied."""
 
 
-def checked_mode(mode: str | None) -> None:
-    """Refuse what is no permission mode.
+def checked_mode(mode: str | None, *, required: bool = False) -> None:
+    """Refuse what is no permission mode; None is none unless one is ``required``.
 
     Raises:
         ConfigError: ``request.invalid``.
     """
-    _one_of("permission_mode", mode, (None, *get_args(PermissionModeName)))
+    _one_of("permission_mode", mode, (*(() if required else (None,)), *get_args(PermissionModeName)))
 
 
-def checked_answer(decision: str, scope: str) -> None:
+def checked_answer(call_id: object, decision: object, scope: object, feedback: object) -> None:
     """Refuse what is no answer.
 
     Raises:
         ConfigError: ``request.invalid``.
     """
+    _text("call_id", call_id)
     _one_of("decision", decision, get_args(Answer))
     _one_of("scope", scope, get_args(AnswerScope))
+    if feedback is not None:
+        _text("feedback", feedback)
+
+
+def _text(key: str, value: object) -> None:
+    if not isinstance(value, str) or storable(value) != value:
+        raise ConfigError(
+            f"{key} is {ascii(value)[:200]}",
+            code="request.invalid",
+            hint="give text" if not isinstance(value, str) else "half characters (lone surrogates) cannot be stored",
+            details={"key": key},
+        )
 
 
 def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         names = ", ".join(str(one) for one in known if one is not None)
         raise ConfigError(
-            f"{value!r} is no {key}",
+            f"{ascii(value)[:200]} is no {key}",
             code="request.invalid",
             hint=f"one of {names}",
-            details={"key": key, "value": str(value)},
+            details={"key": key, "value": ascii(value)[:200]},
         )
 
 

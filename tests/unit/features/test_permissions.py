@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,6 +320,49 @@ async def test_allowed_for_the_session_is_not_asked_again_also_after_a_resume(tm
     assert (await resumed.ask("Bash", "c4", command="make install")).veto is not None
     assert (await resumed.ask("Bash", "c5", command="make", cwd="sub")).veto is not None
     assert [one["by"] for one in resumed.decided] == ["user", "session", "session", "nobody", "nobody"]
+
+
+async def test_an_approval_for_the_session_is_for_one_directory(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    desk = Desk(tmp_path, wait_s=5)
+    asking = asyncio.create_task(desk.ask("Bash", "c1", command="make # [in sub]"))
+    await desk.until_asked()
+    desk.agent.answer("c1", "allow", scope="session")
+    await asking
+    for call_id, arguments in (("c2", {"command": "make #", "cwd": "sub"}), ("c3", {"command": "make #"})):
+        other = asyncio.create_task(desk.ask("Bash", call_id, **arguments))
+        await desk.until_asked()
+        desk.agent.answer(call_id, "deny")
+        assert (await other).veto is not None
+    assert (await desk.ask("Bash", "c4", command="make # [in sub]")).veto is None
+
+
+async def test_an_answer_is_in_the_log_when_it_is_given_and_stands(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, wait_s=0.05)
+    asking = asyncio.create_task(desk.ask("Bash", "c1", command="ls"))
+    await desk.until_asked()
+    asking.get_loop().call_later(0.02, time.sleep, 0.06)
+    asking.get_loop().call_later(0.03, desk.agent.answer, "c1", "allow")  # the bound is over before it is seen
+    assert (await asking).veto is None
+    assert [said["decision"] for said in desk.decided] == ["allow"]
+    asking = asyncio.create_task(desk.ask("Bash", "c2", command="ls"))
+    await desk.until_asked()
+    desk.agent.answer("c2", "allow", "session")
+    assert desk.decided[-1]["scope"] == "session"
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert [said["decision"] for said in desk.decided] == ["allow", "allow"]
+
+
+async def test_an_answer_that_cannot_be_recorded_is_none(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, wait_s=5)
+    asking = asyncio.create_task(desk.ask("Bash", "c1", command="ls"))
+    await desk.until_asked()
+    with pytest.raises(KimiRayError):
+        desk.agent.answer("c1", "deny", feedback="\ud800")
+    assert [question.call_id for question in desk.agent.questions] == ["c1"]
+    desk.agent.answer("c1", "allow")
+    assert (await asking).veto is None
 
 
 async def test_a_denial_for_the_session_is_for_this_call_alone(tmp_path: Path) -> None:

@@ -111,6 +111,34 @@ async def test_somebody_answers(tmp_path: Path) -> None:
             entry.payload.model_validate(dict(event.data))
 
 
+async def test_what_is_no_answer_is_refused_and_the_call_still_waits(tmp_path: Path) -> None:
+    async with running(tmp_path, permission_wait_s=30) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model=model, profile=WORKER, permission_mode="manual"
+        )
+        stage.faults["go"] = [MAKE]
+        prompt = await session.main.submit("go")
+        asked = await question(session)
+        main: Any = session.main
+        for answer in (
+            lambda: main.decide(["x"], "deny"),
+            lambda: main.decide(asked, "deny"),
+            lambda: main.decide("\ud800", "deny"),
+            lambda: main.decide(asked.call_id, "deny", feedback=5),
+            lambda: main.decide(asked.call_id, "deny", feedback="\ud800"),
+            lambda: main.decide(asked.call_id, {}, scope="session"),
+            lambda: main.set_permission_mode(None),
+            lambda: main.set_permission_mode("\ud800"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                await answer()
+            assert caught.value.code == "request.invalid" and str(caught.value).isascii()
+        assert await session.approvals() == [asked]
+        await main.decide(asked.call_id, "deny", feedback="no\0 \u0301")
+        assert (await prompt.result(10)).state == "completed"
+        assert await modes(session) == ["manual"]
+
+
 async def test_what_was_approved_and_the_mode_outlive_a_resume_and_a_fork(tmp_path: Path) -> None:
     async with running(tmp_path, permission_wait_s=30) as (runtime, stage, model):
         workspace = runtime.workspace(tmp_path / "work")
