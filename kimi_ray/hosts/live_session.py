@@ -14,6 +14,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
+from kimi_ray.hosts.session_flush import flush_session
 from kimi_ray.hosts.session_log import SessionLog
 from kimi_ray.hosts.session_subagents import SessionSubagents
 from kimi_ray.hosts.session_swarms import begin_swarm
@@ -493,28 +494,12 @@ class LiveSession:
         self.document.register(entries)
 
     async def flush(self) -> None:
-        """All live agents of the session and its document are durable from here on.
+        """All live agents of the session and its document are durable from here on; what is cold is so already.
 
         Raises:
             KimiRayError: the first failure, after all were asked.
         """
-        await asyncio.gather(*(log.flush() for log in self._logs.values()))
-        by_host: dict[str, list[Stream]] = {}
-        for agent in self.agents.values():
-            by_host.setdefault(agent.host, []).append(agent.spec.stream)
-        for swarm in self.swarms.values():
-            for host, streams in swarm.living().items():
-                by_host.setdefault(host, []).extend(streams)
-        peers = self.services.cluster.peer
-        results = await asyncio.gather(
-            *(
-                peers(host).call("flush", streams, timeout_s=_FLUSH_S, group="store")
-                for host, streams in by_host.items()
-            ),
-            self.document.flush(),
-            return_exceptions=True,
-        )
-        _raise_first(results)
+        await flush_session(self, list(self._logs.values()))
 
     def abandon(self, error: KimiRayError) -> None:
         """The session lives elsewhere: end everything here without writing a word."""
