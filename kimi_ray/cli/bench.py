@@ -80,6 +80,35 @@ def swarm(
     _measure(bench_swarm(agents=agents, max_concurrency=max_concurrency, address=address, directory=directory), json)
 
 
+@bench.command()
+def stream(
+    agents: Annotated[int, typer.Option("--agents", min=1, help="How many stream at the same time.")] = 500,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of each answer.")] = 500,
+    tokens_per_s: Annotated[
+        float, typer.Option("--tokens-per-s", min=0.1, help="At which the server sends each answer.")
+    ] = 50.0,
+    ramp_s: Annotated[
+        float, typer.Option("--ramp-s", min=0, help="Seconds over which the requests are spread; 0: all at once.")
+    ] = 5.0,
+    record_chunks: Annotated[
+        Literal["all", "coalesced", "none"],
+        typer.Option("--record-chunks", help="Which parts of a stream become events."),
+    ] = "coalesced",
+    directory: Directory = None,
+    json: Json = False,
+    address: Address = None,
+) -> None:
+    """CPU microseconds for each token of many streams at once, time added to the first one, lag of the hosts' loops.
+
+    A server of its own process sends the tokens; its CPU is not counted. The floor reads the same streams with plain
+    sockets.
+    """
+    from kimi_ray.bench.stream import bench_stream
+
+    settings: dict[str, Any] = {"tokens": tokens, "tokens_per_s": tokens_per_s, "record_chunks": record_chunks}
+    _measure(bench_stream(agents=agents, **settings, ramp_s=ramp_s, address=address, directory=directory), json)
+
+
 Backend = Annotated[Literal["jsonl", "sqlite"], typer.Option("--backend", help="How the store keeps logs.")]
 Compression = Annotated[Literal["none", "zstd"], typer.Option("--compression", help="Of JSONL logs.")]
 
