@@ -145,7 +145,9 @@ class Chaos:
         """What a handler, or a model in this process, may do to the agent that waits for it."""
         agent = self._bench.agent
         known = list(self._bench.journal.fold.prompts)
-        if self.rng.random() < 0.6:
+        if self.rng.random() < 0.3:
+            agent.cancel_step()
+        elif self.rng.random() < 0.6:
             agent.cancel(self.rng.choice([None, *known]), self.rng.choice(["user", "parent"]))
         elif not agent.closed:
             agent.inbox.put(f"i{self.rng.random()}", "look here", {"kind": "task"})
@@ -205,8 +207,10 @@ async def disturb(bench: AgentBench, rng: random.Random, actions: int) -> None:
                 agent.prompts.steer(rng.sample(known, min(len(known), rng.randrange(1, 3))))
             elif way < 0.75 and known:
                 agent.cancel(rng.choice(known), rng.choice(["user", "parent"]))
-            elif way < 0.8:
+            elif way < 0.77:
                 agent.cancel(None, "user")
+            elif way < 0.82:
+                agent.cancel_step()
             elif way < 0.86:
                 agent.submit((PromptSpec(f"c{rng.random()}", continuation=True),))
             elif way < 0.92:
@@ -250,10 +254,25 @@ def check(bench: AgentBench, asked: list[tuple[int, ChatRequest]]) -> None:
         if event.type == "llm/response"
     ]
     assert len(attempts) == len(set(attempts))
+    _check_interrupted(events)
     sources = [m["source"].get("kind") for m in bench.log.messages() if "source" in m]
     assert ("interruption", "interruption") not in set(pairwise(sources))
     for seq, request in asked:
         _check_request(bench, events[:seq], request)
+
+
+def _check_interrupted(events: list[SessionEvent]) -> None:
+    """Behind a step that alone was interrupted the turn ends, or a step begins that has something new to say."""
+    for event in events:
+        if event.type != "step/end" or not event.data.get("interrupted"):
+            continue
+        following = (later for later in events[event.seq + 1 :] if later.type in ("step/start", "turn/end"))
+        after = next(following)
+        if after.type == "turn/end":
+            continue
+        kinds = ("user/message", "llm/response", "step/end")
+        said = next(later for later in events[after.seq + 1 :] if later.type in kinds)
+        assert said.type == "user/message" or "recovered_at" in said.data, "the turn went on with nothing"
 
 
 def _check_request(bench: AgentBench, before: list[SessionEvent], request: ChatRequest) -> None:
