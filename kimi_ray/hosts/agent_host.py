@@ -17,13 +17,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error, error_from_data
 from kimi_ray.hosts.admission import Admission
 from kimi_ray.hosts.agent_container import host_container
-from kimi_ray.hosts.agent_services import (
-    AgentCallbacks,
-    ModelPool,
-    OpenedLog,
-    SleepingWorkdirs,
-    workdirs_base,
-)
+from kimi_ray.hosts.agent_services import AgentCallbacks, ModelPool, OpenedLog, SleepingWorkdirs, workdirs_base
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
 from kimi_ray.hosts.draining import Leavers
 from kimi_ray.hosts.features import Features, load_features
@@ -166,9 +160,8 @@ class AgentHost(PermissionCalls):
     async def run_many(self, requests: list[RunRequest]) -> list[Ack]:
         """Bring agents to life, each with its prompts; answers once every accepted prompt is durable.
 
-        One failing request is an error in its own answer. A request that was sent before is answered as before. Where
-        all its prompts have ended here with their agent, which was let go, that is how it is answered: ``wait_any``
-        tells their ends.
+        One failing request is an error in its own answer. A request that was sent before is answered as before, also
+        when all its prompts have ended and their agent was let go of: ``wait_any`` tells their ends.
         """
         return list(await asyncio.gather(*(self._run_one(request) for request in requests)))
 
@@ -303,13 +296,17 @@ class AgentHost(PermissionCalls):
         coming = [future for stream, future in self._opening.items() if stream.session_id == session_id]
         if coming:
             await asyncio.wait(coming)  # their host asked under its own claim
-        adopted: list[str] = []
-        for stream in [stream for stream in self._agents if stream.session_id == session_id]:
-            agent = self._agents.get(stream)
-            if agent is not None and not agent.closed and await self._obeys(agent, claim):
-                self._leavers.touch(stream)
-                adopted.append(stream.agent_id)
-        return adopted
+
+        async def adopt_one(agent: LiveAgent) -> bool:
+            if agent.closed or not await self._obeys(agent, claim):
+                return False
+            self._leavers.touch(agent.stream)
+            await agent.journal.flush()  # what it accepted is in the store before anybody looks there for it
+            return True
+
+        there = [agent for stream, agent in self._agents.items() if stream.session_id == session_id]
+        adopted = await asyncio.gather(*(adopt_one(agent) for agent in there))
+        return [agent.stream.agent_id for agent, is_held in zip(there, adopted, strict=True) if is_held]
 
     async def check_tools(self, tools: tuple[Tool, ...], workdir: Workdir | None = None) -> None:
         """Import the user's tools here; raises ``tool.not_importable`` {tool, node_id}."""

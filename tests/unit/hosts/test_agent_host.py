@@ -19,7 +19,7 @@ from kimi_ray.events import LogHeader, WriterRef, parse_event
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.ports import Peer, store_name
 from kimi_ray.hosts.specs import AgentSpec, LogEntry, Outcome, PromptSpec, RunRequest, Submit
-from kimi_ray.hosts.store_host import store_options
+from kimi_ray.hosts.store_host import StoreHost, store_options
 from kimi_ray.ids import new_session_id, new_ulid
 from kimi_ray.llm.models import ModelSettings, ResolvedModel
 from kimi_ray.log import EventLog
@@ -305,6 +305,34 @@ async def test_a_rollout_that_has_ended_here_is_told_again_and_not_brought_to_li
     assert await ended(place.peer(), base.stream, "p") == outcome
     types = [event.type for event in await place.lines("agent-1")]
     assert types.count("runtime/activated") == types.count("prompt/completed") == 1
+
+
+async def test_what_an_agent_accepted_is_stored_when_it_is_adopted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever adopts looks at the logs then: a prompt that is not in one would be given again."""
+    await ran(place.peer(), RunRequest(place.spec(), ()), RunRequest(place.spec("agent-1"), ()))
+    appending, may_go_on = asyncio.Event(), asyncio.Event()
+    real = StoreHost.append
+
+    async def slowly(host: StoreHost, call: Any) -> Any:
+        appending.set()
+        await may_go_on.wait()
+        return await real(host, call)
+
+    monkeypatch.setattr(StoreHost, "append", slowly)
+    stream = place.stream("agent-1")
+    submit = asyncio.create_task(
+        place.peer().call("submit_many", [Submit(stream, (PromptSpec("p", "hi"),))], timeout_s=20)
+    )
+    await appending.wait()
+    adopt = asyncio.create_task(place.peer().call("adopt", place.session_id, "nonce", timeout_s=20))
+    await asyncio.wait([adopt], timeout=0.2)
+    assert not adopt.done()
+    may_go_on.set()
+    assert sorted(await adopt) == ["agent-1", "main"]
+    assert "prompt/submitted" in [event.type for event in await place.lines("agent-1")]
+    await submit
 
 
 async def test_a_host_that_closes_waits_for_the_ends_of_its_agents(
