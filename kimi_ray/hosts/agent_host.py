@@ -318,17 +318,7 @@ class AgentHost(PermissionCalls):
         return await self._leavers.leave(self._agents, self._opening, self._close_one)
 
     async def make_workdirs(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
-        """Make working directories on this node before their agents are there: all, or none.
-
-        Args:
-            wishes: For each the kind, the name (``tools.workdirs.workdir_name``), and what a copy is to be without.
-
-        Returns:
-            For each ``{"path", "created"}``, as ``profile/bind`` has it in ``workdir`` (``path`` as ``prepared``).
-
-        Raises:
-            ToolError: ``workdir.*``, as ``prepare_workdir``; what was made is removed.
-        """
+        """Make working directories on this node before their agents are there (``AgentWorkdirs.make``)."""
         for workdir, _, _ in wishes:
             self._fingerprint = fingerprint_of((), workdir) or self._fingerprint
         return await self._workdirs.make(wishes)

@@ -24,7 +24,17 @@ class AgentWorkdirs:
         self._sleeping = sleeping
 
     async def make(self, wishes: list[tuple[Workdir, str, list[str]]]) -> list[dict[str, Any]]:
-        """See ``AgentHost.make_workdirs``."""
+        """Make working directories on this node before their agents are there: all, or none.
+
+        Args:
+            wishes: For each the kind, the name (``tools.workdirs.workdir_name``), and what a copy is to be without.
+
+        Returns:
+            For each ``{"path", "created"}``, as ``profile/bind`` has it in ``workdir`` (``path`` as ``prepared``).
+
+        Raises:
+            ToolError: ``workdir.*``, as ``prepare_workdir``; what was made is removed.
+        """
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(wanted: Workdir, name: str, leave_out: list[str]) -> PreparedWorkdir:
