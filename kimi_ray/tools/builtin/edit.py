@@ -77,6 +77,14 @@ class Edit(BuiltinTool[EditArguments]):
                 hint="give more of the text around the one you mean, or set replace_all",
                 details={"path": path, "count": count},
             )
+        size = len(data) + count * (len(new.encode()) - len(old.encode()))
+        if size > max(MAX_BYTES, len(data)):
+            raise ToolError(
+                f"{path} would have {size} bytes then, more than {MAX_BYTES >> 20} MiB",
+                code="tool.file_too_large",
+                hint="replace fewer places, or use a command such as sed",
+                details={"path": path, "bytes": size},
+            )
         lines = _lines_of(text, old)
         await context.environment.write_bytes(path, text.replace(old, new).encode())
         where = f"line {lines[0]}" if count == 1 else f"{count} places, the first in line {lines[0]}"

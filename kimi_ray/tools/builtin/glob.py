@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kimi_ray.tools.builtin.base import BuiltinTool
 from kimi_ray.tools.builtin.patterns import PathPattern
-from kimi_ray.tools.builtin.walk import IGNORED, walk
+from kimi_ray.tools.builtin.walk import IGNORED, WALK_S, walk
 from kimi_ray.tools.contract import Accesses, ToolContext, ToolOutput
 from kimi_ray.tools.schema import Arguments
 
@@ -24,7 +24,7 @@ class GlobArguments(Arguments):
 
 
 class Glob(BuiltinTool[GlobArguments]):
-    """Files by their path; ``tool.bad_pattern``, ``tool.too_many_files``."""
+    """Files by their path; ``tool.bad_pattern``, ``tool.too_many_files``, ``tool.timeout``."""
 
     name = "Glob"
     description = (
@@ -42,19 +42,30 @@ class Glob(BuiltinTool[GlobArguments]):
         found: list[str] = []
         more = False
         named = arguments.include_ignored or bool(pattern.names & IGNORED)
-        async for path, entry in walk(
-            context.environment, arguments.path, include_ignored=named, enter=pattern.may_hold
-        ):
-            if entry.kind == "file" and pattern.matches(path):
-                if len(found) == MAX_MATCHES:
-                    more = True
-                    break
-                found.append(posixpath.normpath(posixpath.join(arguments.path, path)))
-        if not found:
+        late = False
+        try:
+            async for path, entry in walk(
+                context.environment, arguments.path, include_ignored=named, enter=pattern.may_hold
+            ):
+                if entry.kind == "file" and pattern.matches(path):
+                    if len(found) == MAX_MATCHES:
+                        more = True
+                        break
+                    found.append(posixpath.normpath(posixpath.join(arguments.path, path)))
+        except TimeoutError:
+            late = True
+        if late:
+            text = "\n".join([*found, f"[stopped after {WALK_S:g} s: narrow the pattern or the path]"])
+        elif not found:
             hint = "" if "**" in arguments.pattern else f"; **/{arguments.pattern} would search all directories"
             text = f"[no file matches {arguments.pattern} in {arguments.path}{hint}]"
         else:
             text = "\n".join(found)
             if more:
                 text += f"\n[there are more than {MAX_MATCHES}: narrow the pattern or the path]"
-        return ToolOutput(text, meta={"matches": len(found), "more": more})
+        return ToolOutput(
+            text,
+            is_error=late,
+            error_code="tool.timeout" if late else None,
+            meta={"matches": len(found), "more": more or late},
+        )

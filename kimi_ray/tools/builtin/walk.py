@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import time
 from collections.abc import AsyncIterator, Callable
 
 from kimi_ray.errors import ToolError
@@ -15,6 +16,8 @@ IGNORED = frozenset(
     }
 )  # fmt: skip
 MAX_ENTRIES = 200_000
+WALK_S = 20.0
+"""Longest walk: one through thousands of nested directories would take hours."""
 
 
 async def walk(
@@ -35,8 +38,10 @@ async def walk(
 
     Raises:
         ToolError: ``tool.too_many_files`` after ``max_entries``.
+        TimeoutError: It has taken ``WALK_S``, with what its caller did between.
     """
     seen = 0
+    deadline = time.monotonic() + WALK_S
     pending: list[tuple[str, DirectoryEntry]] = []
 
     async def push(prefix: str) -> None:
@@ -56,6 +61,8 @@ async def walk(
                 hint="give a narrower path",
                 details={"path": top},
             )
+        if time.monotonic() > deadline:
+            raise TimeoutError
         path = prefix + entry.path
         yield path, entry
         if entry.kind == "directory" and (enter is None or enter(path)):

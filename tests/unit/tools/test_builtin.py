@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kimi_ray.errors import ToolError
 from kimi_ray.tools import Accesses, LocalEnvironment, ToolContext, ToolOutput, builtin_tools, select_tools, tool
 from kimi_ray.tools.builtin import grep as grep_module
+from kimi_ray.tools.builtin import walk as walk_module
 from kimi_ray.tools.builtin.patterns import PathPattern
 from kimi_ray.tools.matcher import Matcher
 from kimi_ray.tools.matching import compiled, spans_of
@@ -245,6 +246,16 @@ async def test_edit_refuses_what_it_would_destroy(bench: Bench) -> None:
     assert (await bench.code("Edit", path="none", old_string="a", new_string="b"))[0] == "environment.not_found"
 
 
+async def test_edit_does_not_blow_a_file_up(bench: Bench) -> None:
+    bench.file("small", "a" * 20_000)
+    arguments = {"path": "small", "old_string": "a", "replace_all": True}
+    code, said = await bench.code("Edit", new_string="b" * 20_000, **arguments)
+    assert code == "tool.file_too_large" and "400000000 bytes" in said
+    assert (bench.root / "small").read_bytes() == b"a" * 20_000
+    await bench.text("Edit", new_string="é" * 100, **arguments)
+    assert (bench.root / "small").stat().st_size == 4_000_000
+
+
 async def test_edit_keeps_carriage_returns(bench: Bench) -> None:
     bench.file("dos", "one\r\ntwo\r\nthree\r\n")
     await bench.text("Edit", path="dos", old_string="one\ntwo", new_string="1\n2\n2b")
@@ -372,6 +383,15 @@ async def test_grep_by_file_type(bench: Bench) -> None:
     assert (await bench.text("Grep", pattern="needle", type="rust")).startswith("[no match in 0 files")
     code, told = await bench.code("Grep", pattern="needle", type="pyton")
     assert code == "tool.bad_pattern" and "python" in told
+
+
+async def test_a_search_of_a_bottomless_tree_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.file("a.py", "needle")
+    bench.file("b/" * 200 + "c.py", "needle")
+    monkeypatch.setattr(walk_module, "WALK_S", 0.05)
+    for name, arguments in (("Glob", {"pattern": "**/*.py"}), ("Grep", {"pattern": "needle"})):
+        code, said = await bench.code(name, **arguments)
+        assert code == "tool.timeout" and said.startswith("a.py\n[stopped after")
 
 
 async def test_glob_of_what_is_ignored(bench: Bench) -> None:
