@@ -13,6 +13,8 @@ from kimi_ray.tools.schema import Arguments
 
 # K 8.5
 MAX_SUBAGENTS = 128
+MAX_PROMPT_CHARS = 1_000_000
+"""Of one subagent; a template full of placeholders multiplies its item."""
 PLACEHOLDER = "{{item}}"
 RESUMED = "resume"
 """What stands for the profile in the description of a resumed subagent's task."""
@@ -94,6 +96,15 @@ def check_shape(arguments: AgentSwarmArguments, *, own_profile: str, own_models:
         raise _refused("prompt_template is required when items are provided.")
     if template and PLACEHOLDER not in template:
         raise _refused(f"prompt_template must include the {PLACEHOLDER} placeholder.", placeholder=PLACEHOLDER)
+    places = template.count(PLACEHOLDER)
+    longest = len(template) + places * (max(map(len, arguments.things), default=0) - len(PLACEHOLDER))
+    if longest > MAX_PROMPT_CHARS:
+        raise _refused(
+            f"The prompt of a subagent would have {longest} characters, more than {MAX_PROMPT_CHARS}: name each item "
+            "once, and let the subagents read what is long.",
+            chars=longest,
+            max=MAX_PROMPT_CHARS,
+        )
     seen: dict[str, int] = {}
     for number, item in enumerate(arguments.things, start=1):
         first = seen.setdefault(template.replace(PLACEHOLDER, item), number)

@@ -366,6 +366,11 @@ async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None
             "Duplicate subagent prompts from items 2 and 4. AgentSwarm requires distinct subagents.",
         ),
         (
+            {"items": ["x" * 100_000, "y"], "prompt_template": "{{item}}" * 50_000},
+            "The prompt of a subagent would have 5000000000 characters, more than 1000000: name each item once, and "
+            "let the subagents read what is long.",
+        ),
+        (
             {"fork": True, "resume_agent_ids": {"agent-1": "go"}},
             "fork cannot be combined with resume_agent_ids: a resumed subagent has a history of its own.",
         ),
