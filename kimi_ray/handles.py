@@ -15,7 +15,7 @@ from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, c
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.live_session import MAIN, turn_reason
-from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec
+from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec, PromptStatus
 from kimi_ray.ids import is_path_safe_id, new_message_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
@@ -137,6 +137,18 @@ class PromptHandle:
                 raise
             agent.ended(self._outcome)
         return self._outcome.result
+
+    async def status(self) -> PromptStatus:
+        """Where it stands now, and its turn once it has one: right behind a submit, unless it has to wait.
+
+        Raises:
+            KimiRayError: why the prompt was refused.
+        """
+        if self._outcome is not None:
+            return PromptStatus(self._outcome.result.state, self._outcome.result.turn)
+        await self.accepted()
+        agent = self.agent
+        return await agent.services.courier.call(agent.route, "prompt_status", agent.stream, self.id, group="control")
 
     async def cancel(self) -> bool:
         """Cancel it, queued or running; its text so far is kept. Returns whether there was something to cancel.

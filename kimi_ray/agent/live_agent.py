@@ -23,7 +23,7 @@ from kimi_ray.agent.prompt_gates import PromptGates
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress
 from kimi_ray.agent.slots import AgentAwake, AgentLeaving, AgentSlots
-from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec, PromptStatus
 from kimi_ray.agent.told import told
 from kimi_ray.agent.turn_config import NOTHING, Asked, turn_config
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
@@ -269,6 +269,23 @@ class LiveAgent:
         if record is None or prompt_id in self._untold:
             return False
         return record.state not in FINAL_STATES or prompt_id in self._undurable
+
+    def status(self, prompt_id: str) -> PromptStatus:
+        """Where a prompt or continuation stands; its end is not told before it is durable.
+
+        Raises:
+            AgentError: ``prompt.not_found``.
+        """
+        record = self.prompts.get(prompt_id)
+        if record is not None and prompt_id not in self._untold:
+            told = record.state not in FINAL_STATES or prompt_id not in self._undurable
+            return PromptStatus(record.state if told else "running", record.turn)
+        outcome = self.outcome(prompt_id)
+        if outcome is not None:
+            return PromptStatus(outcome.result.state, outcome.result.turn)
+        if prompt_id in self._current:
+            return PromptStatus("running", self.journal.log.order.open_turn)
+        return PromptStatus("pending", None)
 
     def outcome(self, prompt_id: str) -> Outcome | None:
         """The end of a prompt or continuation, or None until it is durable.

@@ -140,6 +140,14 @@ class PromptResult(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptStatus:
+    """Where a prompt stands now. ``turn`` is None until it has one: while it waits, and if it never ran."""
+
+    state: PromptState
+    turn: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AgentTotals:
     """What an agent used over its whole life, as its log tells; times in milliseconds."""
 

@@ -12,7 +12,7 @@ import platform
 from typing import Any, ClassVar
 
 from kimi_ray.agent.live_agent import LiveAgent
-from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome
+from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome, PromptStatus
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error, error_from_data
 from kimi_ray.hosts.admission import Admission
@@ -60,6 +60,7 @@ class AgentHost(PermissionCalls):
         "read_events": "wait",
         "cancel": "control",
         "cancel_step": "control",
+        "prompt_status": "control",
         "record": "control",
         "messages": "control",
         "set_model": "control",
@@ -205,6 +206,10 @@ class AgentHost(PermissionCalls):
         self._check_claim(stream, claim)
         error = KimiRayError.from_data(limit) if limit is not None else None
         return self._agent(stream).cancel(prompt_id, cause, limit=error)
+
+    async def prompt_status(self, stream: Stream, prompt_id: str) -> PromptStatus:
+        """Where a prompt stands now. Raises ``prompt.not_found``."""
+        return self._agent(stream).status(prompt_id)
 
     async def cancel_step(self, stream: Stream) -> bool:
         """Interrupt an agent's running step alone; returns whether one runs that is ended by this."""

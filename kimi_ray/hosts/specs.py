@@ -13,6 +13,7 @@ from kimi_ray.agent.specs import (
     Outcome,
     PromptResult,
     PromptSpec,
+    PromptStatus,
 )
 from kimi_ray.settings import Isolation
 from kimi_ray.store.seam import Stream
@@ -28,6 +29,7 @@ __all__ = [
     "PlaceAgent",
     "PromptResult",
     "PromptSpec",
+    "PromptStatus",
     "RunRequest",
     "SessionInfo",
     "SessionSpec",

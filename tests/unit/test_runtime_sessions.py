@@ -105,6 +105,46 @@ async def test_the_document_tells_what_the_session_is(tmp_path: Path) -> None:
         assert await runtime.sessions.count() == 1
 
 
+async def test_a_submit_tells_its_turn_and_the_document_is_named_after_prompts_but_keeps_a_title_of_the_caller(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        work = runtime.workspace(tmp_path / "work")
+        named = await work.create_session(model=model, profile="bare", title="My own")
+        session = await work.create_session(model=model, profile="bare")
+        stage.gate.clear()
+        first = await session.main.submit("first")
+        await stage.until_running(1)
+        second = await session.main.submit("second")
+        third = await session.main.continue_turn()
+        status = await first.status()
+        assert (status.state, status.turn) == ("running", 0)
+        for waiting in (second, third):
+            status = await waiting.status()
+            assert (status.state, status.turn) == ("pending", None)
+        await session.main.steer([second.id])
+        assert ((await second.status()).state, (await second.status()).turn) == ("steered", 0)
+        stage.gate.set()
+        for prompt, turn in ((first, 0), (second, 0), (third, 1)):
+            before = await prompt.result(10)
+            assert (before.state, before.turn) == ("completed", turn)
+            status = await prompt.status()
+            assert (status.state, status.turn) == ("completed", turn)
+        await (await named.main.submit("words of a prompt")).result(10)
+        value = await session.metadata()
+        assert (value["title"], value["title_kind"], value["last_prompt"]) == ("first", "replaceable", "second")
+        value = await named.metadata()
+        assert (value["title"], value["title_kind"]) == ("My own", "custom")
+        assert value["last_prompt"] == "words of a prompt"
+        await session.update(title="Chosen later")
+        await (await session.main.submit("third")).result(10)
+        value = await session.metadata()
+        assert (value["title"], value["title_kind"], value["last_prompt"]) == ("Chosen later", "custom", "third")
+        # Another handle of the same prompt has no result and asks the agent.
+        again = await session.main.submit("first", prompt_id=first.id)
+        assert ((await again.status()).state, (await again.status()).turn) == ("completed", 0)
+
+
 async def test_resume_in_another_runtime_goes_on_with_the_next_turn(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, _, model):
         session = await runtime.workspace(tmp_path / "work").create_session(
