@@ -367,8 +367,10 @@ async def test_a_refused_subagent_that_is_the_only_one_left_has_failed() -> None
         ),
         (
             {"items": ["x" * 100_000, "y"], "prompt_template": "{{item}}" * 50_000},
-            "The prompt of a subagent would have 5000000000 characters, more than 1000000: name each item once, and "
-            "let the subagents read what is long.",
+            (
+                "The prompt of a subagent would have 5000000000 characters, more than 1000000: name each item once, "
+                "and let the subagents read what is long."
+            ),
         ),
         (
             {"fork": True, "resume_agent_ids": {"agent-1": "go"}},
