@@ -351,7 +351,8 @@ class Agent:
         texts = [prompt for prompt in prompts if not prompt.continuation]
         if self.id == MAIN and texts:
             text = last_prompt(texts[-1].content or texts[-1].text)
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
+            first = last_prompt(texts[0].content or texts[0].text) if len(texts) > 1 else None
+            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text, first_prompt=first))
         return entries
 
     async def _resolve(self, suspect: str | None) -> str:

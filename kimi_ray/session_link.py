@@ -191,6 +191,7 @@ class Notes:
         if before is not None:
             activity = replace(
                 activity,
+                first_prompt=before[1].first_prompt or before[1].last_prompt or activity.first_prompt,
                 last_prompt=activity.last_prompt if activity.last_prompt is not None else before[1].last_prompt,
                 last_turn_reason=activity.last_turn_reason or before[1].last_turn_reason,
             )

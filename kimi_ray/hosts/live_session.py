@@ -440,12 +440,14 @@ class LiveSession:
             "read_events", main.spec.stream, first, _TAIL_EVENTS, _TAIL_BYTES, 0.0, timeout_s=_FLUSH_S, group="wait"
         )
         prompt: str | None = None
+        earliest: str | None = None
         reason: TurnReasonKind | None = None
         at = 0
         for line in page.lines:
             event: dict[str, Any] = from_json(line)
             if event["type"] == "prompt/submitted" and isinstance(event["data"].get("content"), list):
                 prompt, at = last_prompt(event["data"]["content"]), event["time"]
+                earliest = earliest or prompt
             elif event["type"] == "turn/end":
                 ended = event["data"]["reason"]
                 reason = turn_reason(ended["kind"])
@@ -455,7 +457,7 @@ class LiveSession:
         known = (value.get("last_prompt"), value.get("last_turn_reason"))
         updated_at = int(value["updated_at"])
         if at > updated_at or (prompt or known[0], reason or known[1]) != known:
-            self.document.note(Activity(self.id, max(at, updated_at), prompt, reason))
+            self.document.note(Activity(self.id, max(at, updated_at), prompt, reason, earliest))
 
     async def recount(self) -> None:
         """After a resume: what the tree has used before, where that matters."""

@@ -43,6 +43,8 @@ class Activity:
     """Epoch milliseconds."""
     last_prompt: str | None = None
     last_turn_reason: TurnReasonKind | None = None
+    first_prompt: str | None = None
+    """Where this tells of several prompts: the first of them, which may give a new session its title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def with_activity(value: Value, activity: Activity) -> bool:
         value["last_turn_reason"] = activity.last_turn_reason
     if activity.last_prompt is not None:
         value["last_prompt"] = activity.last_prompt
-        title = title_from_prompt(activity.last_prompt)
+        title = title_from_prompt(activity.first_prompt or activity.last_prompt)
         new = str(value.get("title") or "").strip() in _NEW_TITLES
         if title is not None and value.get("title_kind") != "custom" and new:
             value["title"] = title

@@ -145,6 +145,19 @@ async def test_a_submit_tells_its_turn_and_the_document_is_named_after_prompts_b
         assert ((await again.status()).state, (await again.status()).turn) == ("completed", 0)
 
 
+async def test_the_first_of_many_prompts_gives_a_session_its_title(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        together = await work.create_session(model=model, profile="bare")
+        apart = await work.create_session(model=model, profile="bare")
+        await together.main.submit_many(["one", "two"])
+        for text in ("one", "two"):
+            await apart.main.submit(text)
+        for session in (together, apart):
+            value = await session.metadata()
+            assert (value["title"], value["last_prompt"]) == ("one", "two")
+
+
 async def test_resume_in_another_runtime_goes_on_with_the_next_turn(tmp_path: Path) -> None:
     async with running(tmp_path) as (runtime, _, model):
         session = await runtime.workspace(tmp_path / "work").create_session(
