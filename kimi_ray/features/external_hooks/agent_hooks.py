@@ -172,6 +172,8 @@ class AgentHooks:
         await self._tell("UserPromptQueued", text, fields, about=event.prompt_id)
 
     async def _tool_done(self, done: ToolDone) -> None:
+        if not done.executed:
+            return  # kept from starting: nothing was used
         fields: dict[str, Any] = {
             "tool_name": done.name,
             "tool_input": done.arguments,
