@@ -138,7 +138,7 @@ class FilePattern:
     def __init__(self, pattern: str, rule: str) -> None:
         self._pattern = os.path.expanduser(pattern)
         self._rule = rule
-        self._by_root: dict[str, tuple[_Scope, PathPattern, PathPattern]] = {}
+        self._by_root: dict[str, tuple[_Scope, PathPattern, tuple[PathPattern, ...]]] = {}
         self._of("/")
 
     def matches(self, names: FileNames, call: Call) -> bool:
@@ -147,12 +147,12 @@ class FilePattern:
         return _hits(exact, _seen(names.real[0], call, scope))
 
     def may_match(self, names: FileNames, call: Call) -> bool:
-        """Whether any of its names is meant, in any case of letters."""
+        """Whether any of its names is meant, in any case of letters, or is the directory of all that is meant."""
         scope, _, loose = self._of(call.root)
         seen = (_seen(name, call, scope) for name in names.all)
-        return any(name is not None and _hits(loose, name.casefold()) for name in seen)
+        return any(name is not None and any(_hits(one, name.casefold()) for one in loose) for name in seen)
 
-    def _of(self, root: str) -> tuple[_Scope, PathPattern, PathPattern]:
+    def _of(self, root: str) -> tuple[_Scope, PathPattern, tuple[PathPattern, ...]]:
         found = self._by_root.get(root)
         if found is None:
             pattern = self._pattern
@@ -166,8 +166,13 @@ class FilePattern:
                 pattern = pattern.strip("/")
                 pattern = "**" if pattern in ("", ".") else pattern
             anywhere = scope == "anywhere"
+            directory, _, rest = pattern.casefold().rpartition("/")
+            named = directory.rpartition("/")[2]
+            # all in a directory that is named: a search of the directory itself looks into all of it
+            whole = (directory,) if named and rest in ("*", "**") and not set(_GLOBS) & set(named) else ()
             try:
-                exact, loose = (PathPattern(one, anywhere=anywhere) for one in (pattern, pattern.casefold()))
+                exact = PathPattern(pattern, anywhere=anywhere)
+                loose = tuple(PathPattern(one, anywhere=anywhere) for one in (pattern.casefold(), *whole))
             except ToolError as error:
                 raise _bad(self._rule, error.message) from error
             found = self._by_root[root] = (scope, exact, loose)

@@ -72,6 +72,13 @@ def judged(
         ("/", "/any/where", True),
         ("SECRETS/**", "secrets/a", True),
         ("a{b,c}/x", "ac/x", True),
+        ("secrets/**", "secrets", True),
+        ("Secrets/*", "secrets/.", True),
+        ("/work/secrets/**", "secrets", True),
+        ("deep/secrets/**", "deep", False),
+        ("*/**", "a.py", False),
+        ("src/*/**", "src/a.py", False),
+        ("src/*.py", "src", False),
     ],
 )
 def test_a_pattern_over_paths(pattern: str, path: str, meant: bool) -> None:
@@ -94,6 +101,10 @@ def test_allow_is_exact_about_letters_and_needs_every_file() -> None:
     one, other = file_call("Move", "src/a").files[0], file_call("Move", "out/a").files[0]
     assert rules.allowing(Call("Move", {}, "/work", (one, other))) is None
     assert book(("Move(src/**)", "allow"), ("Move(out/**)", "allow")).allowing(Call("Move", {}, "/work", (one, other)))
+
+
+def test_to_allow_all_in_a_directory_is_not_to_allow_the_directory() -> None:
+    assert book(("Write(src/**)", "allow")).allowing(file_call("Write", "src")) is None
 
 
 async def test_a_real_call_is_seen_through_links(tmp_path: Path) -> None:
