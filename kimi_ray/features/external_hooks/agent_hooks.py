@@ -364,11 +364,14 @@ class AgentHooks:
             _logger.warning("%s: a hook that was killed left no record: %s", self._spec.stream, error)
 
     def _cwd(self) -> str:
-        """The agent's directory; without one that of its session, if this node has it."""
-        if self._root is not None:
-            return self._root
-        named = self._journal.log.header.cwd
-        return named if named is not None and os.path.isdir(named) else tempfile.gettempdir()
+        """The agent's directory; without one that of its session, if this node has it.
+
+        One that is gone is none: an agent that moves its own away is still guarded.
+        """
+        for place in (self._root, self._journal.log.header.cwd):
+            if place is not None and os.path.isdir(place) and os.access(place, os.X_OK):
+                return place
+        return tempfile.gettempdir()
 
     async def _text_of(self, content: list[dict[str, Any]]) -> str:
         [whole] = await self._journal.resolve([{"content": content}])

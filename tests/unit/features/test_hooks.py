@@ -94,6 +94,18 @@ def texts(request: Any) -> list[str]:
     return found
 
 
+async def test_an_agent_that_moves_its_directory_away_is_still_guarded(tmp_path: Path) -> None:
+    async with world(tmp_path, hook("PreToolUse", "echo no >&2; exit 2", matcher="Write")) as here:
+        session = await here.session()
+        here.stage.faults["go"] = [
+            Step.call("Bash", {"command": 'mv "$PWD" "$PWD.gone"'}),
+            Step.call("Write", {"path": "made", "content": "x"}),
+        ]
+        await ask(session)
+        [result] = of_type(await events_of(session), "hook/result")
+        assert result["blocked"] and not (tmp_path / "work").exists()
+
+
 # -- prompts --------------------------------------------------------------------------------------------------------
 
 
