@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.tools.contract import Accesses
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe
+from tests.unit.runtime_fixtures import running
 
 
 def same(*ids: str, arguments: str = '{"a": 1, "b": 2}') -> Step:
@@ -137,3 +139,16 @@ async def test_without_the_guard_nothing_is_shared_or_stopped() -> None:
     assert (await bench.result()).result.steps == 21
     assert len(probe.calls) == 40
     assert all(meta is None for _, meta in told(bench))
+
+
+@pytest.mark.parametrize("guard", [True, False])
+async def test_the_guard_can_be_switched_off(tmp_path: Path, guard: bool) -> None:
+    async with running(tmp_path, repeat_guard=guard) as (runtime, stage, model):
+        looks = Step(tool_calls=(ToolCall("Glob", '{"pattern": "*"}'),) * 2)
+        stage.faults["go"] = [looks] * 3
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="explore")
+        assert (await (await session.main.submit("go")).result(20)).steps == 4
+        metas = [event.data.get("meta") or {} async for event in session.main.events() if event.type == "tool/result"]
+        assert len(metas) == 6
+        assert ["same_as" in meta for meta in metas] == [False, guard] * 3
+        assert any("repeated" in meta for meta in metas) is guard
