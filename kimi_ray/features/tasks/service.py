@@ -216,17 +216,16 @@ class TaskService:
         found = [task_id for task_id in self._records if not active_only or task_id in self._running]
         return [self.get(task_id) for task_id in reversed(found[-limit:])], len(found)
 
-    def output(self, task_id: str, limit: int) -> str:
+    def output(self, record: TaskRecord, limit: int) -> str:
         """The last ``limit`` bytes of what a task has written; of one from an earlier life what the log kept."""
-        record = self.get(task_id)
-        job = self._running.get(task_id)
-        ring = job.output if job is not None else self._kept.get(task_id)
+        job = self._running.get(record.task_id)
+        ring = job.output if job is not None else self._kept.get(record.task_id)
         return ring.tail(limit) if ring is not None else record.output_tail
 
     def report(self, task_id: str, by: str) -> None:
         """A tool answers with a task's end: the model needs no notice of it."""
-        record = self._records[task_id]
-        if record.status == "running" or record.told:
+        record = self._records.get(task_id)
+        if record is None or record.status == "running" or record.told:  # of many, the told ones are forgotten
             return
         self._inbox.withdraw(task_id)
         self._journal.append("task/reported", {"task_id": task_id, "by": by})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from kimi_ray.agent.task_fold import TaskRecord
 from kimi_ray.features.tasks.service import TaskService
 from kimi_ray.features.tasks.words import described
 from kimi_ray.tools.builtin.base import BuiltinTool
@@ -70,7 +71,7 @@ class TaskOutput(BuiltinTool[TaskOutputArguments]):
 
     async def call(self, arguments: TaskOutputArguments, context: ToolContext) -> ToolOutput:
         """See ``BuiltinTool.call``."""
-        text = _shown(self._tasks, arguments.task_id, OUTPUT_BYTES)
+        text = _shown(self._tasks, self._tasks.get(arguments.task_id), OUTPUT_BYTES)
         self._tasks.report(arguments.task_id, self.name)
         return ToolOutput(text, meta={"task_id": arguments.task_id})
 
@@ -98,8 +99,8 @@ class TaskStop(BuiltinTool[TaskStopArguments]):
 
     async def call(self, arguments: TaskStopArguments, context: ToolContext) -> ToolOutput:
         """See ``BuiltinTool.call``."""
-        await self._tasks.stop(arguments.task_id, arguments.reason, by=self.name)
-        text = _shown(self._tasks, arguments.task_id, WAITED_BYTES)
+        record = await self._tasks.stop(arguments.task_id, arguments.reason, by=self.name)
+        text = _shown(self._tasks, record, WAITED_BYTES)
         return ToolOutput(text, meta={"task_id": arguments.task_id})
 
 
@@ -132,7 +133,7 @@ class WaitFor(BuiltinTool[WaitForArguments]):
         wanted = None if arguments.task_id is None else [arguments.task_id]
         ended = await self._tasks.wait(wanted, arguments.timeout, context.cancelled, by=self.name)
         if ended:
-            blocks = [_shown(self._tasks, record.task_id, WAITED_BYTES) for record in ended]
+            blocks = [_shown(self._tasks, record, WAITED_BYTES) for record in ended]
             return ToolOutput("\n\n".join(blocks), meta={"ended": [record.task_id for record in ended]})
         records, _ = self._tasks.list(active_only=True, limit=100)
         if not records:
@@ -141,9 +142,8 @@ class WaitFor(BuiltinTool[WaitForArguments]):
         return ToolOutput(f"[nothing has ended within {arguments.timeout:g} s]\n\n{running}", meta={"ended": []})
 
 
-def _shown(tasks: TaskService, task_id: str, limit: int) -> str:
-    record = tasks.get(task_id)
-    output = tasks.output(task_id, limit)
+def _shown(tasks: TaskService, record: TaskRecord, limit: int) -> str:
+    output = tasks.output(record, limit)
     if not output:
         return f"{described(record)}\n\n[no output]"
     left_out = record.output_bytes - len(output.encode("utf-8", "replace"))

@@ -271,6 +271,18 @@ async def test_the_stop_tool_answers_with_the_end(desk: Desk) -> None:
     assert desk.say() == [] and desk.of("task/reported") == [{"task_id": task_id, "by": "TaskStop"}]
 
 
+async def test_a_stop_among_more_tasks_than_are_remembered_answers_with_the_end(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, limit=300)
+    ids = [desk.tasks.start("agent", "x", Work()) for _ in range(210)]
+    await asyncio.sleep(0)
+    for output in await asyncio.gather(*(call(desk, TaskStop, task_id=ids[place]) for place in (5, 5, 7))):
+        assert "status: killed" in str(output.content) and "begun" in str(output.content)
+    output = await call(desk, WaitFor, timeout=1)
+    assert output.content and not output.is_error
+    await desk.tasks.close()
+    await desk.environment.close()
+
+
 async def test_lists(desk: Desk) -> None:
     assert (await call(desk, TaskList)).content == "no background task is running"
     works = [Work() for _ in range(3)]
@@ -381,7 +393,7 @@ async def test_memory_is_bounded(desk: Desk) -> None:
         desk.say()
     assert len(desk.journal.fold.tasks) <= KEPT + 1
     assert len(desk.tasks._kept) <= 16
-    assert desk.tasks.output(task_id, 100) == "begun\nlast words"
+    assert desk.tasks.output(desk.tasks.get(task_id), 100) == "begun\nlast words"
 
 
 # -- output ----------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ async def test_it_goes_on_while_the_agent_does_and_ends_with_its_output(desk: De
     task_id = str((output.meta or {})["task_id"])
     assert task_id.startswith("bash-") and len(task_id) == 13
     assert f"task_id: {task_id}" in str(output.content) and "at most 600 s" in str(output.content)
-    await until(lambda: "one" in desk.tasks.output(task_id, 100))
+    await until(lambda: "one" in desk.tasks.output(desk.tasks.get(task_id), 100))
     assert desk.tasks.get(task_id).status == "running"
     (tmp_path / "go").touch()
     ended = await desk.ended(task_id)
@@ -81,7 +81,7 @@ async def test_stopping_asks_first(desk: Desk, tmp_path: Path) -> None:
     task_id = await begin(desk, "trap 'echo tidied; exit 0' TERM; touch up; while :; do sleep 0.02; done")
     await until((tmp_path / "up").exists)
     record = await desk.tasks.stop(task_id)
-    assert record.status == "killed" and desk.tasks.output(task_id, 100).endswith("tidied\n")
+    assert record.status == "killed" and desk.tasks.output(desk.tasks.get(task_id), 100).endswith("tidied\n")
 
 
 async def test_stopping_kills_what_will_not_end_and_all_it_started(
@@ -210,6 +210,6 @@ async def test_a_command_has_nothing_secret_in_the_background_either(
         monkeypatch.setenv(name, "hush-hush")
     task_id = await begin(desk, "env; tr '\\0' '\\n' < /proc/self/environ; tr '\\0' '\\n' < /proc/$PPID/environ")
     await desk.ended(task_id)
-    output = desk.tasks.output(task_id, 1 << 20)
+    output = desk.tasks.output(desk.tasks.get(task_id), 1 << 20)
     assert "PATH=" in output and "hush-hush" not in output
     assert os.environ["OPENAI_API_KEY"] == "hush-hush"
