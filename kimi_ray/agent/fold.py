@@ -46,6 +46,8 @@ class PromptRecord:
     output: Any = None
     """The checked answer, as it was recorded last."""
     submitted_at: int = 0
+    heard: bool = False
+    """Its message is in the log."""
 
     @property
     def of_rollout(self) -> bool:
@@ -233,6 +235,10 @@ class AgentFold:
             reasoning=s.reasoning,
         )
         s.turns += 1
+        if event.data.get("continuation") == "recovery":
+            for record in self.prompts.values():
+                if record.state in ("running", "steered"):
+                    record.turn = event.data["turn"]
         self._turn_text = ""
         self._turn_message_seq = None
         self._turn_started = event.time
@@ -328,6 +334,12 @@ class AgentFold:
     def _model(self, event: SessionEvent) -> None:
         self.model_name = event.data["model"]
 
+    def _user(self, event: SessionEvent) -> None:
+        record = self.prompts.get(event.data["id"])
+        if record is not None:
+            record.heard = True
+        follow_task(self.tasks, event)
+
     def _task(self, event: SessionEvent) -> None:
         follow_task(self.tasks, event)
 
@@ -388,7 +400,7 @@ _HANDLERS: dict[str, Any] = {
     "profile/model": AgentFold._model,  # pyright: ignore[reportPrivateUsage]
     "output/recorded": AgentFold._output,  # pyright: ignore[reportPrivateUsage]
     "score/recorded": AgentFold._score,  # pyright: ignore[reportPrivateUsage]
-    "user/message": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
+    "user/message": AgentFold._user,  # pyright: ignore[reportPrivateUsage]
     "task/started": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/ended": AgentFold._task,  # pyright: ignore[reportPrivateUsage]
     "task/lost": AgentFold._task,  # pyright: ignore[reportPrivateUsage]

@@ -18,6 +18,7 @@ from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompt_gates import PromptGates
 from kimi_ray.agent.prompts import Prompts
@@ -82,6 +83,7 @@ class LiveAgent:
         inbox: What the runtime itself has to tell it.
         slots: Who else has a say.
         notices: Tells those who have none.
+        in_use: Its model; None is the one of ``spec``.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class LiveAgent:
         inbox: Inbox | None = None,
         slots: AgentSlots | None = None,
         notices: Notices | None = None,
+        in_use: ModelInUse | None = None,
     ) -> None:
         self.spec = spec
         self._slots = slots if slots is not None else AgentSlots()
@@ -129,7 +132,7 @@ class LiveAgent:
         self._tools = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools)
         self._on_outcome = on_outcome
         self._on_idle = on_idle
-        self._model = spec.model
+        self._in_use = in_use if in_use is not None else ModelInUse(spec.model)
         self._continuations: list[_Continuation] = []
         self._handled: dict[str, int | None] = {}
         self._signal: TurnSignal | None = None
@@ -193,7 +196,7 @@ class LiveAgent:
         for record in list(fold.prompts.values()):
             if record.state not in ("running", "steered") and not (record.of_rollout and record.state == "pending"):
                 continue
-            if record.state == "steered" and not self._heard(record.prompt_id):
+            if record.state == "steered" and not record.heard:
                 unheard.append(record)
                 continue
             turn = fold.turns.get(record.turn) if record.turn is not None else None
@@ -352,7 +355,7 @@ class LiveAgent:
 
     def set_model(self, model: ResolvedModel, provider: ChatProvider) -> None:
         """Another model from the next turn on."""
-        self._model = model
+        self._in_use.switch(model)
         self._provider = provider
         self.meter.price = model.settings.price
         self.journal.append("profile/model", {"model": model.name})
@@ -466,7 +469,7 @@ class LiveAgent:
                 if not (self._waking or self._slots.prompt) or await self._may_start(turn_input, signal):
                     self.meter.limits = asked.limits_over(self.spec.limits)
                     tools = (*self._tools, *self._final_answer())
-                    config = turn_config(self.spec, self._model, self._provider, tools, asked)
+                    config = turn_config(self.spec, self._in_use.model, self._provider, tools, asked)
                     reason = await self._loop.run(config, turn_input, signal)
             finally:
                 self._signal = None
@@ -545,8 +548,7 @@ class LiveAgent:
                 return [prompt_id], TurnInput([], kind, self._gates, []), asked
             self.prompts.active = [prompt_id, *self.prompts.steered_into(prompt_id)]
             # Interrupted before its message was in the log: the prompt runs from its start.
-            heard = record.content is None or self._heard(prompt_id)
-            if heard:
+            if record.content is None or record.heard:
                 return [prompt_id], TurnInput([], kind, self._gates, []), asked
             return [prompt_id], TurnInput([record], kind, self._gates, self._gates.say(record)), asked
         record = self.prompts.start_next()
@@ -555,9 +557,6 @@ class LiveAgent:
                 return None
             return [], TurnInput([], self.inbox.kind, self._gates, []), NOTHING
         return [record.prompt_id], TurnInput([record], None, self._gates, self._gates.say(record)), Asked.by(record)
-
-    def _heard(self, prompt_id: str) -> bool:
-        return any(message["id"] == prompt_id for message in self.journal.log.messages())
 
     def _final_answer(self) -> tuple[ToolSpec, ...]:
         if self.final is None:

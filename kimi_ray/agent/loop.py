@@ -34,6 +34,8 @@ from kimi_ray.settings import Checkpoint
 MAX_MENDS = 3
 """How often a step's request is made anew because a handler of ``request_failed`` mended the cause."""
 
+_LIMIT_FACTS = frozenset({"name", "value", "used", "scope"})
+
 INTERRUPTION = (
     "<system-reminder>\nThe user interrupted the turn above. What it was doing may be half done: do not take it for "
     "finished, and do not take it up again unless the user asks for it.\n</system-reminder>"
@@ -325,8 +327,8 @@ class TurnLoop:
     def _error_reason(self, error: KimiRayError, signal: TurnSignal) -> dict[str, Any]:
         if error.code == "store.fenced":
             signal.fenced = True
-        if error.code.startswith("limit."):
-            return {"kind": "limit", **error.details}
+        if error.code.startswith("limit.") and error.details.keys() >= _LIMIT_FACTS:
+            return {"kind": "limit", **{key: error.details[key] for key in _LIMIT_FACTS}}
         if error.code == "provider.timeout":
             return {"kind": "timeout", "error": error.to_data()}
         return {"kind": "failed", "error": error.to_data()}

@@ -126,8 +126,4 @@ class PromptGates:
 
         That was lost between the messages of a blocked prompt and its end.
         """
-        log = self._journal.log
-        earlier = record.seq < log.first_live_seq
-        if earlier and any(message["id"] == record.prompt_id for message in log.messages()):
-            return []
-        return [user_message(record)]
+        return [] if record.heard else [user_message(record)]

@@ -161,11 +161,16 @@ class Prompts:
         return joined
 
     def settle(self, turn: int | None, state: str, error: dict[str, Any] | None) -> None:
-        """Give every active prompt its final state. Prompts that were to join but did not go back to their places."""
-        for prompt_id in self.active:
-            self.finish(prompt_id, state, turn=turn, error=error)
-        self.active = []
+        """Give every active prompt its final state. Prompts that were to join but did not, or were admitted to a step
+        that did not begin, go back to their places."""
         unheard, self.joining = self.joining, []
+        for prompt_id in self.active:
+            record = self._journal.fold.prompts[prompt_id]
+            if record.state == "steered" and not record.heard:
+                unheard.append(record)
+            else:
+                self.finish(prompt_id, state, turn=turn, error=error)
+        self.active = []
         self.put_back(unheard)
 
     def put_back(self, records: list[PromptRecord]) -> None:

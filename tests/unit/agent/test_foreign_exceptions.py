@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import KimiRayError
+from kimi_ray.agent.slots import StepStarting
+from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.llm.script import Step
 from kimi_ray.tools import ToolOutput
 from kimi_ray.tools.contract import Accesses, ToolContext
@@ -163,4 +164,19 @@ async def test_ten_thousand_waiting_prompts_are_cancelled_at_once() -> None:
     assert len(bench.agent.cancel(None, "user")) == 10_000
     assert asyncio.get_running_loop().time() - before < 3
     leave.set()
+    await bench.agent.close()
+
+
+async def test_a_handlers_error_that_only_sounds_like_a_limit_fails_its_turn_as_itself() -> None:
+    bench = AgentBench(["hello", "again"])
+
+    async def step(event: StepStarting) -> None:
+        if event.turn == 0:
+            raise ConfigError("no price", code="limit.needs_price", details={"kind": "completed"})
+
+    bench.slots.step.register("test", step)
+    bench.submit("one", "two")
+    first = (await bench.result()).result
+    assert first.state == "failed" and first.error is not None and first.error["code"] == "limit.needs_price"
+    assert (await bench.result("p1")).result.state == "completed"
     await bench.agent.close()

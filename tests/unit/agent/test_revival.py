@@ -135,3 +135,26 @@ async def test_a_finished_turn_lets_an_agent_be_revived_again() -> None:
     await again.until("prompt/completed")
     assert again.agent.journal.fold.revivals == 0
     await bench.agent.close()
+
+
+async def test_a_continued_turn_that_had_ended_before_the_next_crash_is_not_run_again() -> None:
+    bench = AgentBench(SCRIPT, tools=(Probe(),))
+    bench.submit("one", on_interrupt="continue")
+    await bench.until("tool/call", count=2)
+    bench.submit("joins it", steer_if_active=True, on_interrupt="continue")
+    await bench.result()
+    heard = next(n for n, event in enumerate(bench.events) if event.type == "user/message" and event.data["id"] == "p1")
+    first = AgentBench(_model, tools=(Probe(),), events=bench.events[: heard + 1])
+    first.agent.revive()
+    await _settled(first)
+    assert [data.get("continuation") for data in first.of("turn/start")] == [None, "recovery"]
+    cut = max(n for n, event in enumerate(first.events) if event.type == "turn/end") + 1
+    for lost_behind in (cut, cut + 1):
+        second = AgentBench(_model, tools=(Probe(),), events=first.events[:lost_behind])
+        second.agent.revive()
+        await _settled(second)
+        assert len(second.of("turn/start")) == 2, "the model was asked again for what it had answered"
+        ended = {data["prompt_id"]: (data["state"], data["turn"]) for data in second.of("prompt/completed")}
+        assert ended == {"p0": ("completed", 1), "p1": ("completed", 1)}
+        if lost_behind == cut:
+            assert (await second.result("p0")).result.text == "revived"

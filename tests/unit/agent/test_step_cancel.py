@@ -292,3 +292,18 @@ async def test_a_bound_of_steps_holds_for_each_turn_by_itself() -> None:
     assert (await bench.result("p1")).result.state == "completed"
     await ended(bench)
     assert all(type(end["duration_ms"]) is int and end["duration_ms"] >= 0 for end in bench.of("turn/end"))
+
+
+async def test_a_prompt_that_a_limit_keeps_from_joining_runs_by_itself() -> None:
+    probe = Probe()
+    probe.release.clear()
+    limits = Limits(max_steps_per_turn=1)
+    bench = AgentBench([Step.call("Probe"), "by itself"], tools=(probe,), limits=limits)
+    bench.submit("one")
+    await probe.started.wait()
+    bench.submit("two", steer_if_active=True)
+    probe.release.set()
+    first, second = [(await bench.result(prompt_id)).result for prompt_id in ("p0", "p1")]
+    assert (first.state, first.stop) == ("failed", "limit:max_steps_per_turn")
+    assert (second.state, second.turn, second.text) == ("completed", 1, "by itself")
+    await bench.agent.close()
