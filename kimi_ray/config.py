@@ -260,6 +260,11 @@ def load_models(config: RuntimeConfig) -> dict[str, ModelSettings]:
     return loaded
 
 
+def without_models(config: RuntimeConfig) -> RuntimeConfig:
+    """The settings for a host of agents, sessions or logs: model tables may hold keys, and stay with drivers."""
+    return config.model_copy(update={"models": {}, "default_model": None})
+
+
 def settings_table() -> str:
     """Every setting with its default and meaning as a Markdown table: the docs hold a copy, and a test compares."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]

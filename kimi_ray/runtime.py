@@ -218,6 +218,7 @@ class Runtime:
         """Create or resume what a spec says. Workspaces call this."""
         self._refuse_when_closed()
         self._courier.check_loop()
+        spec = replace(spec, models=self.models.reachable(self.features.profiles.values()))
         info, host = await open_session(self._courier, spec)
         if spec.cwd is not None:
             self.workspaces.touch(spec.cwd)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from kimi_ray.actors.calls import call, in_thread
-from kimi_ray.config import RuntimeConfig
+from kimi_ray.config import RuntimeConfig, without_models
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.boundary import actor_died, group_of, kind_of, unwrap
 from kimi_ray.hosts.ports import Group, HostEnvironment, HostKind, HostListing, NodeInfo, Peer, registry_name
@@ -47,7 +47,7 @@ class RaySpec:
 
 def config_for_actors(config: RuntimeConfig) -> RuntimeConfig:
     """The settings without what only a driver needs: model tables may hold headers with keys."""
-    return config.model_copy(update={"models": {}, "default_model": None, "address": None})
+    return without_models(config).model_copy(update={"address": None})
 
 
 class RayCluster:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from kimi_ray.errors import ConfigError
+from kimi_ray.llm.reachable import NO_MODELS, ReachableModels
 from kimi_ray.settings import Profile
 
 _WORK = (
@@ -46,6 +47,14 @@ PLAN = Profile(
 BARE = Profile(name="bare", description="No tools, no system prompt: the prompt and nothing else.")
 
 BUILTIN: dict[str, Profile] = {profile.name: profile for profile in (AGENT, CODER, EXPLORE, PLAN, BARE)}
+
+
+def models_for(profile: Profile, models: ReachableModels) -> ReachableModels:
+    """What an agent of this profile is told of the models of others: nothing, unless it starts any itself."""
+    # A tool of a Feature may start agents too, if the profile names whom.
+    others = {tool for tool in profile.tools if not tool.startswith("mcp__")}.difference(_FILES, _FOLLOWING)
+    starts = bool(others) and (bool(profile.subagents) or not others.isdisjoint(("Agent", "AgentSwarm")))
+    return models if starts else NO_MODELS
 
 
 def resolve_profile(profile: str | Profile, more: Mapping[str, Profile] | None = None) -> Profile:

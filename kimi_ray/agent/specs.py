@@ -13,6 +13,7 @@ from pydantic import Field
 
 from kimi_ray.errors import AgentError, error_from_data
 from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.llm.reachable import NO_MODELS, ReachableModels
 from kimi_ray.settings import (
     Limits,
     OnInterrupt,
@@ -63,6 +64,8 @@ class AgentSpec:
     """None is what its log says last, else the setting ``permission_mode``."""
     claim: str | None = None
     """The nonce of the session's claim on whose behalf this is asked; when another claim is in force: refused."""
+    models: ReachableModels = field(default=NO_MODELS, repr=False)
+    """Of agents that may start others alone: the models of those."""
 
     @property
     def code(self) -> tuple[Tool, ...]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from kimi_ray.config import RuntimeConfig, load_models
+from kimi_ray.errors import ConfigError
 from kimi_ray.llm.models import ModelSettings, ResolvedModel, resolve_model
+from kimi_ray.llm.reachable import ReachableModels
+from kimi_ray.settings import Profile
 
 
 class ModelCatalogue:
     """Which models are configured, and how each is reached from here.
 
     An App service of hosts, and ``runtime.models`` of a program. The tables stay with programs, since they may hold
-    keys: on the actors of a Ray runtime the catalogue has none, and agents bring their model with them.
+    keys: on hosts the catalogue has none, and agents bring their models with them.
 
     Args:
         config: The settings that hold the tables.
@@ -54,3 +58,18 @@ class ModelCatalogue:
             ConfigError: ``model.not_configured``, ``model.no_api_key``, ``model.bad_base_url``.
         """
         return resolve_model(name or self.default, self._tables, base_url, self._environ)
+
+    def reachable(self, profiles: Iterable[Profile] = ()) -> ReachableModels:
+        """All tables, resolved, for agents that start others; with the models that profiles name.
+
+        One that cannot be reached from here is in there with the reason, which whoever asks for it is told.
+        """
+        models: dict[str, ResolvedModel] = {}
+        refused: dict[str, dict[str, Any]] = {}
+        named = [profile.model for profile in profiles if profile.model is not None]
+        for name in dict.fromkeys([*self, *named]):
+            try:
+                models[name] = self.resolve(name)
+            except ConfigError as error:
+                refused[name] = error.to_data()
+        return ReachableModels(tuple(self), models, refused)

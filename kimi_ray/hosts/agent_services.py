@@ -24,6 +24,7 @@ from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
+from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.repeats import RepeatedCalls
@@ -315,6 +316,11 @@ class AgentServices(Provider):
         return pool.provider(spec.model)
 
     @provide
+    def in_use(self, spec: AgentSpec) -> ModelInUse:
+        """The model of the next turn."""
+        return ModelInUse(spec.model)
+
+    @provide
     def notices(self, journal: Journal) -> Notices:
         """Tells those who have no say."""
         return Notices(journal)
@@ -414,6 +420,7 @@ class AgentServices(Provider):
         final: FinalAnswer,
         slots: AgentSlots,
         notices: Notices,
+        in_use: ModelInUse,
     ) -> LiveAgent:
         """The agent itself."""
         agent = (LiveAgent if spec.rollout is None else RolloutFunctionAgent)(
@@ -432,6 +439,7 @@ class AgentServices(Provider):
             inbox=inbox,
             slots=slots,
             notices=notices,
+            in_use=in_use,
         )
         agent.final = final
         agent.workdir_path = workdir.path

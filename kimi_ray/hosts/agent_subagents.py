@@ -11,6 +11,7 @@ from typing import Any
 from dishka import Provider, provide  # pyright: ignore[reportUnknownVariableType]
 
 from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.profiles import BUILTIN, resolve_profile
 from kimi_ray.agent.slots import AgentSlots, ChildEnded, ChildStarting
 from kimi_ray.agent.specs import AgentSpec
@@ -22,8 +23,8 @@ from kimi_ray.agent.subagents import (
     Subagents,
     SummaryPolicy,
 )
-from kimi_ray.config import RuntimeConfig, load_models
-from kimi_ray.errors import AgentError, ConfigError, KimiRayError
+from kimi_ray.config import RuntimeConfig
+from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster
@@ -33,7 +34,7 @@ from kimi_ray.hosts.specs import SessionSpec
 from kimi_ray.hosts.subagent_calls import RunWish, SubagentCalls
 from kimi_ray.hosts.subagent_words import Inherited, SpawnSubagent
 from kimi_ray.ids import new_ulid, workspace_id
-from kimi_ray.llm.models import ResolvedModel, resolve_model
+from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.scopes import LifecycleScope
 from kimi_ray.settings import Profile, Workdir
 from kimi_ray.tools.workdirs import PreparedWorkdir
@@ -58,6 +59,7 @@ class AgentSubagents:
         config: The settings.
         cluster: Where the caller lives.
         courier: Of this host.
+        in_use: The caller's model.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class AgentSubagents:
         config: RuntimeConfig,
         cluster: Cluster,
         courier: Courier,
+        in_use: ModelInUse,
     ) -> None:
         self._spec = spec
+        self._in_use = in_use
         self._journal = journal
         self._slots = slots
         self._workdir = workdir
@@ -98,7 +102,7 @@ class AgentSubagents:
         if depth > self._config.max_delegation_depth:
             raise depth_exceeded(self._spec.stream, depth, self._config.max_delegation_depth)
         if fork:
-            return SubagentPlan(self._spec.profile, self._own_model(), fork=True)
+            return SubagentPlan(self._spec.profile, self._in_use.model, fork=True)
         name = profile or DEFAULT_PROFILE
         bound = resolve_profile(name, self._features.profiles)
         if not self._is_allowed(name):
@@ -111,7 +115,7 @@ class AgentSubagents:
             )
         if model is not None:
             return SubagentPlan(bound, self._chosen(model))
-        return SubagentPlan(bound, self._own_model() if bound.model is None else self._resolve(bound.model))
+        return SubagentPlan(bound, self._in_use.model if bound.model is None else self._resolve(bound.model))
 
     async def spawn(
         self,
@@ -231,33 +235,16 @@ class AgentSubagents:
         own = [tool.name for tool in self._spec.user_tools if tool.name in self._spec.profile.tools]
         return profile.model_copy(update={"tools": tuple(dict.fromkeys([*profile.tools, *own]))}) if own else profile
 
-    def _own_model(self) -> ResolvedModel | None:
-        """The caller's model, or None when it was switched to one that only its session was told how to reach."""
-        name = self._journal.fold.model_name
-        return self._spec.model if name in (None, self._spec.model.name) else None
-
-    def _chosen(self, name: str) -> ResolvedModel | None:
+    def _chosen(self, name: str) -> ResolvedModel:
         """The model that the caller's model asked for: a configured one, or its own. Others are no business of it.
 
         Raises:
             ConfigError: ``model.not_configured``, ``model.no_api_key``.
         """
-        if name in (self._spec.model.name, self._journal.fold.model_name):
-            return self._own_model()
-        configured = load_models(self._config)
-        if name not in configured:
-            raise ConfigError(
-                f"no model {name!r} is configured",
-                code="model.not_configured",
-                hint=f"leave it out for your own; configured are {', '.join(sorted(configured)) or 'none'}",
-                details={"model": name, "configured": sorted(configured)},
-            )
-        return self._resolve(name)
+        return self._in_use.known(name) or self._spec.models.configured(name)
 
     def _resolve(self, name: str) -> ResolvedModel:
-        if name == self._spec.model.name:
-            return self._spec.model
-        return resolve_model(name, load_models(self._config), None, os.environ)
+        return self._in_use.known(name) or self._spec.models.resolve(name, os.environ)
 
     def _inherited(self) -> Inherited:
         spec, config = self._spec, self._config
@@ -277,7 +264,7 @@ class AgentSubagents:
         """How the main agent has its own session brought back."""
         spec, claim = self._spec, new_ulid()
         header = self._journal.log.header
-        own = replace(spec, header=None, nonce=new_ulid(), claim=claim, model=self._own_model() or spec.model)
+        own = replace(spec, header=None, nonce=new_ulid(), claim=claim, model=self._in_use.model)
         kind = spec.workdir.kind if spec.workdir is not None else "none"
         pinned = kind == "shared" and not self._config.workspace_shared
         return SessionSpec(
@@ -288,6 +275,7 @@ class AgentSubagents:
             create=False,
             main=own,
             node_id=self._cluster.node_id if pinned else None,
+            models=spec.models,
         )
 
 
@@ -312,9 +300,10 @@ class SubagentServices(Provider):
         config: RuntimeConfig,
         cluster: Cluster,
         courier: Courier,
+        in_use: ModelInUse,
     ) -> AsyncIterator[Subagents]:
         """The agent's children."""
-        subagents = AgentSubagents(spec, journal, slots, workdir, features, config, cluster, courier)
+        subagents = AgentSubagents(spec, journal, slots, workdir, features, config, cluster, courier, in_use)
         yield subagents
         await subagents.close()
 

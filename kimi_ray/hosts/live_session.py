@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from kimi_ray.agent.profiles import models_for
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
 from kimi_ray.hosts.activation import activate_agent
@@ -27,6 +28,7 @@ from kimi_ray.hosts.tree_limits import TreeLimits
 from kimi_ray.hosts.tree_recovery import TreeRecovery
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
+from kimi_ray.llm.reachable import ReachableModels
 from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt, parent_of_log
 from kimi_ray.session.refusals import no_session
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling
@@ -300,7 +302,7 @@ class LiveSession:
         name = str(bound.get("model") or main.spec.model.name)
         if model is not None:
             self._models[model.name] = model
-        resolved = model or self._models.get(name)
+        resolved = model or self._models.get(name) or self.spec.models.models.get(name)
         if resolved is None:
             raise AgentError(
                 f"{stream} speaks to the model {name!r}, which this session has not been told how to reach",
@@ -310,12 +312,14 @@ class LiveSession:
             )
         inherited = self.subagents.inherited(agent_id) or main.spec
         try:
+            profile = Profile.model_validate(bound["profile"])
             return replace(
                 main.spec,
                 stream=stream,
                 nonce=new_ulid(),
                 header=None,
-                profile=Profile.model_validate(bound["profile"]),
+                profile=profile,
+                models=self.models_for(profile),
                 model=resolved,
                 model_as_stored=model is None,
                 sampling=_read(Sampling, bound.get("sampling")),
@@ -332,6 +336,10 @@ class LiveSession:
             raise AgentError(
                 f"the profile in the log of {stream} cannot be read: {error}", code="agent.bad_bind"
             ) from error
+
+    def models_for(self, profile: Profile) -> ReachableModels:
+        """What agents of a profile may give to theirs: nothing, unless they start any."""
+        return models_for(profile, self.spec.models)
 
     async def bound(self, stream: Stream) -> dict[str, Any]:
         """How a stored agent is bound (``read_binding``). Raises ``agent.not_found``."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from weakref import WeakSet
 
-from kimi_ray.config import RuntimeConfig
+from kimi_ray.config import RuntimeConfig, without_models
 from kimi_ray.errors import KimiRayError, RuntimeFault
 from kimi_ray.hosts.boundary import Answer, Core, actor_died, answer, timed_out, unexpected, unwrap, with_calls
 from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostKind, HostListing, NodeInfo, Peer
@@ -50,7 +50,7 @@ class LocalCluster:
         self, home_id: str, config: RuntimeConfig, *, factories: dict[HostKind, CoreFactory] | None = None
     ) -> None:
         self._home_id = home_id
-        self._config = config
+        self._config = without_models(config)
         self._factories = factories
         self._held: dict[str, _Held] = {}
         self._notes: dict[str, str] = {}

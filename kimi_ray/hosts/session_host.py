@@ -170,7 +170,7 @@ class SessionHost:
             SessionError: ``session.exists``; ``session.not_live`` when its id belongs to another host. What the
                 activation of main raised. Nothing is left then.
         """
-        spec = _under_its_claim(spec)
+        spec = spec.under_its_claim()
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
             if live is not None:
@@ -188,7 +188,7 @@ class SessionHost:
             SessionError: ``session.not_found``; ``session.in_use`` {host, pid}; ``session.not_live`` when its id
                 belongs to another host; what the activation raised.
         """
-        spec = _under_its_claim(spec)
+        spec = spec.under_its_claim()
         async with self._only(spec.session_id):
             live = self._sessions.get(spec.session_id)
             if live is not None:
@@ -569,10 +569,6 @@ class SessionHost:
         """One operation at a time on an id."""
         async with self._locks.alone(session_id):
             yield
-
-
-def _under_its_claim(spec: SessionSpec) -> SessionSpec:
-    return replace(spec, main=replace(spec.main, claim=spec.nonce))
 
 
 def _not_live(session_id: str, host: str) -> SessionError:

@@ -132,6 +132,7 @@ class SessionSubagents:
             send_seed=inherited.send_seed,
             permission_mode=inherited.permission_mode,
             claim=live.spec.nonce,
+            models=live.models_for(spec.profile),
         )
         self._headers[stream.agent_id] = data
         self._inherited[stream.agent_id] = inherited

@@ -33,7 +33,7 @@ async def begin_swarm(
     if spec.parent != MAIN:
         await live.agent_host(spec.parent, live.host_of(spec.parent), None)
         spec = replace(spec, depth=await _depth_of(live, spec.parent) + 1)
-    spec = replace(spec, permission_mode=await mode_of(live, spec.parent))
+    spec = replace(spec, permission_mode=await mode_of(live, spec.parent), models=live.models_for(spec.profile))
     await live.recovery.remember_run(spec.run_id, spec.parent)
     if not live.known_empty:
         spec = await live.recovery.swarm(spec)

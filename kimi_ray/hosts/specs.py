@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kimi_ray.agent.profiles import models_for
 from kimi_ray.agent.specs import (
     AgentProgress,
     AgentSpec,
@@ -15,6 +16,7 @@ from kimi_ray.agent.specs import (
     PromptSpec,
     PromptStatus,
 )
+from kimi_ray.llm.reachable import NO_MODELS, ReachableModels
 from kimi_ray.settings import Isolation
 from kimi_ray.store.seam import Stream
 
@@ -97,6 +99,13 @@ class SessionSpec:
     isolation: Isolation | None = None
     node_id: str | None = None
     """The node where main must live (its working directory is there), or None."""
+    models: ReachableModels = field(default=NO_MODELS, repr=False)
+    """What agents of the session that start others may give them to speak to."""
+
+    def under_its_claim(self) -> SessionSpec:
+        """With what main has of the session."""
+        main = replace(self.main, claim=self.nonce, models=models_for(self.main.profile, self.models))
+        return replace(self, main=main)
 
 
 @dataclass(frozen=True, slots=True)

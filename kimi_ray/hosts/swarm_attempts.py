@@ -124,6 +124,7 @@ def run_request(
         send_seed=send_seed,
         permission_mode=spec.permission_mode,
         claim=spec.claim,
+        models=spec.models,
     )
     prompt = PromptSpec(
         prompt_id=new_message_id(),

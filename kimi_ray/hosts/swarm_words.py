@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kimi_ray.hosts.specs import Outcome
 from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.llm.reachable import NO_MODELS, ReachableModels
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.plan import OnInterrupted, Rollout
 from kimi_ray.runs.rows import AttemptRow
@@ -67,6 +68,8 @@ class SwarmSpec:
     """How deep its agents are in the tree: main's are at 1."""
     permission_mode: PermissionModeName | None = None
     """The mode of the parent, which its agents begin with."""
+    models: ReachableModels = field(default=NO_MODELS, repr=False)
+    """What its agents may give to theirs."""
     going_on: dict[RolloutKey, GoingOn] = field(default_factory=dict[RolloutKey, "GoingOn"])
     """Rollouts whose newest attempt goes on in its log."""
 
