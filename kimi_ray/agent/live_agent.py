@@ -277,7 +277,7 @@ class LiveAgent:
         """Where a prompt or continuation stands; its end is not told before it is durable.
 
         Raises:
-            AgentError: ``prompt.not_found``.
+            AgentError: ``prompt.not_found``; ``prompt.result_forgotten`` for a continuation of long ago.
         """
         record = self.prompts.get(prompt_id)
         if record is not None and prompt_id not in self._untold:
@@ -309,19 +309,24 @@ class LiveAgent:
             if turn is None:
                 return None
             found = fold.turns.get(turn)
-            state: PromptState = _STATE_OF_KIND.get(found.reason["kind"], "failed") if found is not None else "failed"
-            return self._outcome(prompt_id, state, turn, error_of(found.reason) if found is not None else None)
+            if found is None:
+                raise self._forgotten(prompt_id, turn)
+            state = _STATE_OF_KIND.get(found.reason["kind"], "failed")
+            return self._outcome(prompt_id, state, turn, error_of(found.reason))
         if record.state not in FINAL_STATES:
             return None
         if record.turn is not None and record.turn not in fold.turns:
             # An answer without the text would be a lie, and looked like an empty one.
-            raise AgentError(
-                f"the result of the prompt {prompt_id} is not in memory any more: it ran in turn {record.turn}",
-                code="prompt.result_forgotten",
-                hint="the agent's log has it: agent.events(), or kimi-ray sessions show",
-                details={"turn": record.turn, "kept": fold.keep_turns, "state": record.state},
-            )
+            raise self._forgotten(prompt_id, record.turn, state=record.state)
         return self._outcome(prompt_id, record.state, record.turn, record.error)
+
+    def _forgotten(self, prompt_id: str, turn: int, **facts: str) -> AgentError:
+        return AgentError(
+            f"the result of the prompt {prompt_id} is not in memory any more: it ran in turn {turn}",
+            code="prompt.result_forgotten",
+            hint="the agent's log has it: agent.events(), or kimi-ray sessions show",
+            details={"turn": turn, "kept": self.journal.fold.keep_turns, **facts},
+        )
 
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
         """Cancel a prompt, or all: the queued ones first, then the running turn. Returns the ids it hit."""

@@ -424,6 +424,20 @@ async def test_continue_turn_runs_without_a_message() -> None:
     assert bench.of("turn/start")[1] == {"turn": 1, "prompts": [], "continuation": "user"}
 
 
+async def test_a_continuation_of_long_ago_is_forgotten_and_not_said_to_have_failed() -> None:
+    bench = AgentBench(["a", "b", "c"])
+    bench.journal.fold.keep_turns = 1
+    bench.submit("one")
+    await bench.result()
+    bench.agent.submit((PromptSpec("c0", continuation=True),))
+    assert (await bench.result("c0")).result.state == "completed"
+    bench.submit("two")
+    await bench.result("p1")
+    with pytest.raises(KimiRayError) as caught:
+        bench.agent.outcome("c0")
+    assert caught.value.code == "prompt.result_forgotten" and caught.value.details["turn"] == 1
+
+
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
 async def test_no_end_is_told_before_it_is_durable(how: str) -> None:
     probe = Probe()
