@@ -15,13 +15,14 @@ from kimi_ray import Profile, Runtime
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.handles import PromptHandle
 from kimi_ray.llm.chat import ChatRequest
-from kimi_ray.llm.script import Step
+from kimi_ray.llm.script import Step, tool_call
 from kimi_ray.session_handle import Session
 from tests.actors.conftest import until
 from tests.actors.fault_models import held, said
 from tests.actors.faults import hosts_of
 
 ASKS = "scripted:tests.actors.test_subagents:asks"
+DELEGATES = "scripted:tests.actors.test_subagents:delegates"
 CALLER = Profile(name="caller", tools=("Agent",), subagents=("bare",))
 FULL = "a full account " * 20
 
@@ -104,3 +105,37 @@ async def test_a_caller_whose_process_dies_takes_its_child_with_it(runtime: Runt
     file.touch()
     again = await session.run_subagent("and now", resume="agent-1")
     assert again.status == "completed" and again.text.startswith("did and now")
+
+
+async def delegates(request: ChatRequest) -> Step:
+    """The prompt ``by MODEL ...`` starts a subagent for each MODEL; ``-`` names none. Others are answered at length."""
+    last = request.messages[-1]["content"][0]
+    names = said(request).removeprefix("by ").split()
+    if last["type"] == "tool-result" or not said(request).startswith("by "):
+        return Step(text=f"did {said(request)} {FULL}")
+    calls = [{"prompt": f"for {name}", "description": "a task", "subagent_type": "bare"} for name in names]
+    named = [{**call, "model": name} if name != "-" else call for call, name in zip(calls, names, strict=True)]
+    return Step(tool_calls=tuple(tool_call("Agent", call) for call in named))
+
+
+async def test_subagents_speak_to_configured_models_also_when_hosts_were_lost(
+    config: RuntimeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    table = {"provider": "scripted", "script": DELEGATES.removeprefix("scripted:")}
+    far = {"base_url": "https://models.invalid/v1", "api_key_env": "KIMI_RAY_TEST_NO_SUCH_KEY"}
+    own = config.model_copy(update={"models": {"one": table, "two": table, "far": far}, "default_model": "one"})
+    async with Runtime.connect(config=own, hosts_per_node=1) as runtime:
+        session = await runtime.workspace(tmp_path / "work").create_session(profile=CALLER)
+        assert (await (await session.main.submit("by two far none")).result(60)).state == "completed"
+        await session.main.set_model(DELEGATES)
+        for kind in ("agents", "sessions"):
+            for host in await hosts_of(runtime, kind):
+                os.kill(host["pid"], signal.SIGKILL)
+        assert (await (await session.main.submit("by - two one")).result(90)).state == "completed"
+        spawned = [data["model"] for data in await in_log(session, "subagent/spawned")]
+        assert (spawned[0], sorted(spawned[1:])) == ("two", sorted([DELEGATES, "one", "two"]))
+        texts = [r["message"]["content"][0]["content"][0]["text"] for r in await in_log(session, "tool/result")]
+        refused = sorted(text for text in texts if text.startswith("subagent error"))
+        assert len(refused) == 2 and "no model 'none' is configured" in refused[0]
+        assert "needs a key, and the variable KIMI_RAY_TEST_NO_SUCH_KEY" in refused[1]
