@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kimi_ray.tools.contract import ToolContext
 from kimi_ray.tools.scheduling import run_calls
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe
+from tests.unit.runtime_fixtures import running
 
 RECORDED = ModelSettings(provider="scripted", record_chunks="all", retry_base_s=30.0)
 LONG = "word " * 5000
@@ -307,3 +309,19 @@ async def test_a_prompt_that_a_limit_keeps_from_joining_runs_by_itself() -> None
     assert (first.state, first.stop) == ("failed", "limit:max_steps_per_turn")
     assert (second.state, second.turn, second.text) == ("completed", 1, "by itself")
     await bench.agent.close()
+
+
+async def test_an_answer_that_must_fit_a_schema_is_asked_for_again_and_not_taken_from_half_a_step(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        stage.gate.clear()
+        prompt = await session.main.submit("judge it", output_schema={"type": "string"})
+        await stage.until_running(1)
+        assert await session.main.cancel_step() is True
+        stage.gate.set()
+        result = await prompt.result(10)
+        assert (result.state, result.steps) == ("completed", 2)
+        assert isinstance(result.output, str) and result.output.startswith("did ")
+        assert await session.main.cancel_step() is False
