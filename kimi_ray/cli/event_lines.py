@@ -148,7 +148,8 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
     "turn/end": lambda d: f"turn {d['turn']} {_reason(d['reason'])}",
     "step/start": lambda d: f"step {d['turn']}.{d['step']}",
     "step/end": lambda d: (
-        f"step {d['turn']}.{d['step']}{' (interrupted)' if d.get('interrupted') else ''}: model {d.get('model_ms', 0)} ms, tools {d.get('tools_ms', 0)} ms, "
+        f"step {d['turn']}.{d['step']}{' (interrupted)' if d.get('interrupted') else ''}: "
+        f"model {d.get('model_ms', 0)} ms, tools {d.get('tools_ms', 0)} ms, "
         f"store {d.get('store_ms', 0)} ms"
     ),
     "user/message": lambda d: blocks_text(d["content"]),
