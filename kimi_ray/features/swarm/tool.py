@@ -11,7 +11,7 @@ from kimi_ray.agent.slots import AgentSlots, ToolGate
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.agent.subagents import Subagents
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError
+from kimi_ray.errors import KimiRayError
 from kimi_ray.features.swarm.arguments import (
     MAX_SUBAGENTS,
     PLACEHOLDER,
@@ -98,7 +98,7 @@ class AgentSwarm(BuiltinTool[AgentSwarmArguments]):
         """By agent id, what the caller's own children among these were made for."""
 
         async def item_of(agent_id: str) -> str | None:
-            with suppress(AgentError):  # one that is not there is told as the failure of its own task
+            with suppress(KimiRayError):  # one that is not there, or no id at all, is the failure of its own task
                 labels = await self._subagents.labels_of(agent_id)
                 if labels.get("parent_agent_id") == caller:
                     return labels.get(ITEM_LABEL)

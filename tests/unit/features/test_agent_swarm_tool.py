@@ -15,7 +15,7 @@ from kimi_ray.agent.profiles import BUILTIN
 from kimi_ray.agent.slots import AgentSlots, ToolGate
 from kimi_ray.agent.subagents import SubagentInfo, SubagentPlan, SubagentResult
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, ConfigError, KimiRayError, ProviderError, ToolError
+from kimi_ray.errors import AgentError, ConfigError, KimiRayError, ProviderError, StoreError, ToolError
 from kimi_ray.events import EventType
 from kimi_ray.events.catalog import CORE
 from kimi_ray.features.swarm import AgentSwarm, OneSwarmAtATime
@@ -227,6 +227,21 @@ async def test_one_resume_alone_is_a_swarm_and_plans_nothing() -> None:
     output = await call(made(subagents), description="Go on", resume_agent_ids={" agent-7 ": " continue "})
     assert '<subagent mode="resume" agent_id="agent-7" item="x" outcome="completed">did continue<' in output.content
     assert subagents.runs == [("agent-7", "continue")] and subagents.plans == []
+
+
+async def test_what_is_no_id_fails_its_own_task_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    subagents = FakeSubagents(known={"agent-7": MINE})
+    for name in ("labels_of", "check_resume"):
+        plain = getattr(subagents, name)
+
+        async def checked(agent_id: str, plain: Any = plain) -> Any:
+            if "/" in agent_id:
+                raise StoreError(f"agent id {agent_id!r} cannot be stored", code="store.invalid_id")
+            return await plain(agent_id)
+
+        monkeypatch.setattr(subagents, name, checked)
+    output = await call(made(subagents), description="Go on", resume_agent_ids={"../x": "go", "agent-7": "go"})
+    assert "<summary>completed: 1, failed: 1</summary>" in output.content and "cannot be stored" in output.content
 
 
 async def test_failures_are_in_the_result_and_do_not_fail_the_call() -> None:
