@@ -10,7 +10,7 @@ from kimi_ray import Profile, Runtime, Session, Workdir
 from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.llm.script import Step
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
-from tests.unit.test_runtime_subagents import LONG, ask, begin, results, told
+from tests.unit.test_runtime_subagents import LONG, ask, begin, results, told, until_asked, until_told
 
 MODELS = {
     "other": {"provider": "scripted", "script": "kimi_ray_test_models:answer"},
@@ -23,6 +23,11 @@ def agents_of(runtime: Runtime) -> list[Any]:
     """All agents that live."""
     cores = [held.core for held in cluster_of(runtime)._held.values()]
     return [agent for core in cores if isinstance(core, AgentHost) for agent in core._agents.values()]
+
+
+def holds(runtime: Runtime, host: str, agent: Any) -> bool:
+    core = cluster_of(runtime)._held[host].core
+    return isinstance(core, AgentHost) and agent in core._agents.values()
 
 
 async def models_told(session: Session, agent_id: str = "main") -> list[str]:
@@ -121,3 +126,21 @@ async def test_rollouts_that_delegate_have_the_models(tmp_path: Path) -> None:
         assert report.totals["completed"] == 2
         below = [agent["agent_id"] for agent in await session.agents() if agent["agent_id"] != "main"]
         assert sorted([await models_told(session, agent_id) for agent_id in below]) == [[], [], ["other"]]
+
+
+async def test_a_running_child_comes_back_with_a_model_that_only_its_caller_was_told(tmp_path: Path) -> None:
+    async with running(tmp_path, models=MODELS, agents_per_host=1) as (runtime, stage, model):
+        session = await begin(runtime, tmp_path, model, profile=ROOT)
+        await session.main.set_model(runtime.resolve_model("other").model_copy(update={"name": "of no table"}))
+        handle = await until_asked(session, stage)
+        await until_told(session, "started")
+        await session.main.set_model(model)  # from its next turn on; the new session host knows of this one alone
+        childs = next(agent for agent in agents_of(runtime) if agent.stream.agent_id == "agent-1")
+        (host,) = [name for name in await hosts_of(runtime, "agents") if holds(runtime, name, childs)]
+        for name in [*await hosts_of(runtime, "sessions"), host]:
+            cluster_of(runtime).kill_host(name)
+        stage.faults["look"] = [Step(text=LONG)]
+        stage.gate.set()
+        assert (await handle.result(40)).state == "completed"
+        assert await models_told(session) == ["of no table"]
+        assert [kind for kind, _ in await told(session)][-1] == "subagent/completed"
