@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kimi_ray import Profile, Runtime, Session, Workdir
+import pytest
+
+from kimi_ray import ConfigError, Profile, Runtime, Session, Workdir
 from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.llm.script import Step
+from kimi_ray.scopes import Feature
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 from tests.unit.test_runtime_subagents import LONG, ask, begin, results, told, until_asked, until_told
 
@@ -17,6 +21,16 @@ MODELS = {
     "far": {"base_url": "https://models.invalid/v1", "api_key_env": "KIMI_RAY_TEST_NO_SUCH_KEY"},
 }
 ROOT = Profile(name="root", tools=("Agent",), subagents=("*",))
+
+
+class Specialists(Feature):
+    """Kinds of agents with models of their own."""
+
+    name = "specialists"
+
+    def profiles(self) -> Sequence[Profile]:
+        """The model of a table, one without its key, one on the wire of the server that the environment names."""
+        return [Profile(name=name, model=name) for name in ("other", "far", "on-the-wire")]
 
 
 def agents_of(runtime: Runtime) -> list[Any]:
@@ -144,3 +158,23 @@ async def test_a_running_child_comes_back_with_a_model_that_only_its_caller_was_
         assert (await handle.result(40)).state == "completed"
         assert await models_told(session) == ["of no table"]
         assert [kind for kind, _ in await told(session)][-1] == "subagent/completed"
+
+
+async def test_a_profile_names_the_model_and_the_program_says_how_to_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = ["tests.unit.test_runtime_subagent_models:Specialists"]
+    async with running(tmp_path, models=MODELS, features=features) as (runtime, stage, model):
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        session = await begin(runtime, tmp_path, model, profile=ROOT)
+        monkeypatch.delenv("OPENAI_BASE_URL")  # a host on another node has not this one either
+        stage.faults["go"] = [*(ask("look", subagent_type=name) for name in ("other", "far")), Step(text="ok")]
+        stage.faults["look"] = [Step(text=LONG)]
+        await (await session.main.submit("go")).result()
+        done, refused = await results(session)
+        assert "status: completed" in done and "the variable KIMI_RAY_TEST_NO_SUCH_KEY is not set" in refused
+        assert await models_told(session) == ["other"]
+        (main,) = [agent for agent in agents_of(runtime) if agent.stream.agent_id == "main"]
+        assert main.spec.models.models["on-the-wire"].base_urls == ("http://127.0.0.1:9/v1",)
+        with pytest.raises(ConfigError, match="no model 'on-the-wire' is configured"):
+            main.spec.models.configured("on-the-wire")
