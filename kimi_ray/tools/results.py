@@ -87,6 +87,10 @@ def check_output(output: Any) -> None:
         raise _bad_output(f"meta of {size} bytes, it may have {MAX_META_BYTES}")
     if not isinstance(output.error_code, str | None) or not isinstance(output.exit_code, int | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _bad_output("an error code or exit code of another type")
+    if output.error_code is not None and storable(output.error_code) != output.error_code:
+        raise _bad_output("an error code with half a character")
+    if output.exit_code is not None and not -(1 << 63) <= output.exit_code < 1 << 63:
+        raise _bad_output("an exit code beyond 64 bits")
 
 
 def _block_size(block: object) -> int:

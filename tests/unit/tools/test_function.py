@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 from kimi_ray.errors import ToolError
 from kimi_ray.events import freeze
 from kimi_ray.tools import Accesses, FunctionTool, LocalEnvironment, ToolContext, ToolOutput, as_tool, load_tool, tool
+from kimi_ray.tools.results import check_output
 
 
 @pytest.fixture
@@ -515,3 +516,19 @@ def test_loading_by_name(module: Path) -> None:
         with pytest.raises(ToolError) as caught:
             load_tool(reference)
         assert caught.value.code == "tool.not_importable" and told in caught.value.message, reference
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        ToolOutput("x", exit_code=10**400),
+        ToolOutput("x", exit_code=-(1 << 63) - 1),
+        ToolOutput("x", is_error=True, error_code="\ud800"),
+        ToolOutput("x", is_error=True, error_code=5),  # type: ignore[arg-type]
+    ],
+)
+def test_codes_that_no_log_can_hold_are_refused(output: ToolOutput) -> None:
+    with pytest.raises(ToolError) as caught:
+        check_output(output)
+    assert caught.value.code == "tool.bad_result"
+    check_output(ToolOutput("x", exit_code=-(1 << 63), error_code="\u0301"))
