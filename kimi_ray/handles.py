@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from kimi_ray.errors import AgentError, ConfigError
-from kimi_ray.events import SessionEvent
+from kimi_ray.events import SessionEvent, encode, freeze
 from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
@@ -397,6 +397,7 @@ def _prompt_spec(
         )
     if not (text.strip() if content is None else content):
         raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
+    _check_storable(text if content is None else content)
     return PromptSpec(
         prompt_id=prompt_id or new_message_id(),
         text=text,
@@ -423,6 +424,16 @@ def _checked_blocks(prompt: object) -> tuple[dict[str, Any], ...]:
         if kind == "text" and not isinstance(body.get("text"), str):
             raise _bad_prompt(f"block {number} without a text")
     return cast("tuple[dict[str, Any], ...]", blocks)
+
+
+def _check_storable(content: Any) -> None:
+    """Refused here, what no log can hold leaves nothing behind: no title, no last prompt of its session.
+
+    Raises:
+        LogError: ``log.not_json``.
+    """
+    if not (isinstance(content, str) and content.isascii()):
+        encode(freeze(content))
 
 
 def _bad_prompt(what: str) -> AgentError:

@@ -42,6 +42,19 @@ async def test_a_bad_prompt_is_refused_and_the_one_beside_it_runs(tmp_path: Path
         assert len(stage.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "prompt", ["bad \ud800", [{"type": "text", "text": "\udfff"}], [{"type": "image", "size": 10**400}]]
+)
+async def test_a_prompt_that_no_log_can_hold_leaves_nothing_behind(tmp_path: Path, prompt: Any) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(KimiRayError) as refused:
+            await session.main.submit(prompt)
+        assert refused.value.code == "log.not_json" and str(refused.value).isascii()
+        assert (await session.metadata()).get("last_prompt") is None
+    # the document could be written when the runtime closed
+
+
 @pytest.mark.parametrize("prompt_id", [5, "", "a/b", "a\n", "x" * 129])
 async def test_a_bad_prompt_id(tmp_path: Path, prompt_id: Any) -> None:
     async with running(tmp_path) as (runtime, _stage, model):
