@@ -330,4 +330,6 @@ class Usage(Settings):
 
 
 PromptState = Literal["pending", "running", "steered", "completed", "failed", "cancelled", "blocked"]
-StopKind = Literal["completed", "cancelled", "blocked", "failed", "limit", "truncated", "timeout", "interrupted"]
+StopKind = Literal[
+    "completed", "repeated", "cancelled", "blocked", "failed", "limit", "truncated", "timeout", "interrupted"
+]

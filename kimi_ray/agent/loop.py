@@ -34,6 +34,9 @@ from kimi_ray.settings import Checkpoint
 MAX_MENDS = 3
 """How often a step's request is made anew because a handler of ``request_failed`` mended the cause."""
 
+REPEATED = "repeated"
+"""The cause, and the ``stop``, of a turn that ended because its model made the same call again and again."""
+
 _LIMIT_FACTS = frozenset({"name", "value", "used", "scope"})
 
 INTERRUPTION = (
@@ -80,7 +83,8 @@ class _Step:
     calls: bool = False
     """Whether the model is to hear the results of its calls."""
     truncated: bool = False
-    stop_turn: bool = False
+    ends: dict[str, Any] | None = None
+    """The reason for which somebody wants the turn to end behind it."""
 
 
 class TurnLoop:
@@ -181,8 +185,8 @@ class TurnLoop:
             self._meter.check_request(step)
             done = await self._step(config, say, signal, turn, step)
             signal.check()
-            if done.stop_turn:
-                return {"kind": "completed"}
+            if done.ends is not None:
+                return done.ends
             say = await work.joins.join(signal) if work.joins.waiting else []
             if slots.turn_stopping and not (done.calls or say or self._inbox):
                 say = await self._before_stop(done.text, turn, signal, granted)
@@ -218,10 +222,10 @@ class TurnLoop:
                 self._meter.check_tool_calls(len(calls))
                 self._progress.enter("tools")
                 # Whoever is asked about a call may take his time: that is no work of the agent's.
-                runs = await self._tools.admit(calls, turn, step, signal)
+                runs = await self._tools.admit(calls, turn, step, signal, offered=[tool.name for tool in config.tools])
                 began = self._meter.start_work(signal)
                 try:
-                    done.stop_turn = await self._tools.run(runs, signal)
+                    done.ends = await self._tools.run(runs, signal)
                 finally:
                     end["tools_ms"] = self._meter.end_work(began)
             done.calls = bool(calls)
@@ -232,7 +236,7 @@ class TurnLoop:
             self._answer_open_calls({"kind": "step"})
         if signal.step_ended():
             end["interrupted"] = True
-            done = _Step(stop_turn=done.stop_turn)
+            done = _Step(ends=done.ends)
         end["store_ms"] = journal.take_store_wait_ms()
         journal.append("step/end", end)
         return done
@@ -358,7 +362,9 @@ class TurnLoop:
 
 
 def stop_of(reason: dict[str, Any]) -> str:
-    """A turn's reason as a result's ``stop``: its kind, or ``limit:<name>``."""
+    """A turn's reason as a result's ``stop``: its kind, ``limit:<name>``, or ``repeated`` of one that completed so."""
+    if reason["kind"] == "completed" and reason.get("cause") == REPEATED:
+        return REPEATED
     return f"limit:{reason['name']}" if reason["kind"] == "limit" else reason["kind"]
 
 

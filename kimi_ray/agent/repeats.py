@@ -1,8 +1,9 @@
 """The guard against a model that makes the same tool call again and again.
 
 Of two equal calls in one answer only the first runs, and both get its result. A call that is repeated step after step
-is answered with a reminder at certain counts, and at ``STOP_AT`` the turn ends. What it did is in the meta of the
-results: ``{"repeated": {"times", "stopped"?}}``, and ``same_as`` for a shared one. Agents of a run are left alone.
+is answered with a reminder at certain counts, and at ``STOP_AT`` the turn ends, for the cause ``repeated``. What it did
+is in the meta of the results: ``{"repeated": {"times", "stopped"?}}``, and ``same_as`` for a shared one. Agents of a
+run are left alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kimi_ray.agent.loop import REPEATED
 from kimi_ray.agent.slots import AgentSlots, ToolDone, ToolGate
 from kimi_ray.tools.contract import ToolOutput
 
@@ -51,7 +53,7 @@ class RepeatedCalls:
         times = 1 + next((streak.times for streak in self._before if streak.call == call), 0)
         self._streaks.append(_Streak(call, times))
         if times >= STOP_AT:
-            done.stop_turn = True
+            done.stop_turn, done.stop_cause = True, REPEATED
             done.output = _reminded(done.output, times, stopped=True)
         elif times in REMIND_AT:
             done.output = _reminded(done.output, times, stopped=False)

@@ -96,6 +96,8 @@ class ToolDone:
     them), a veto."""
     stop_turn: bool = False
     """The turn ends after this step, as completed."""
+    stop_cause: str | None = None
+    """Why, in a word for the ``cause`` in the turn's reason, where the turn is not over because its work is done."""
 
 
 @dataclass(frozen=True, slots=True)

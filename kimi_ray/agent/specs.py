@@ -111,8 +111,9 @@ class PromptSpec:
 class PromptResult(Settings):
     """How a prompt ended.
 
-    ``state`` is final: completed, failed, cancelled or blocked. ``stop`` is the turn's reason kind, or
-    ``limit:<name>``. ``text`` is the last answer's text ("" when there is none).
+    ``state`` is final: completed, failed, cancelled or blocked. ``stop`` is the turn's reason kind,
+    ``limit:<name>``, or ``repeated`` when it completed because one call was made again and again. ``text`` is the last
+    answer's text ("" when there is none).
     """
 
     prompt_id: str

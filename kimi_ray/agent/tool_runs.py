@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -66,13 +66,22 @@ class ToolRuns:
         self._state: dict[str, Any] = {}
         self._seen_environment = cast("Environment", KeptResults(environment, self._whole_result))
 
-    async def admit(self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal) -> list[ToolRun]:
+    async def admit(
+        self, calls: list[dict[str, Any]], turn: int, step: int, signal: TurnSignal, *, offered: Sequence[str]
+    ) -> list[ToolRun]:
         """Check the calls of one answer, and let those that are sound pass the gates, one after the other.
+
+        Args:
+            calls: As the model made them.
+            turn: Whose.
+            step: Whose.
+            signal: What may stop the turn.
+            offered: The names of the tools in the turn's requests, for who asked for another.
 
         Raises:
             TurnStopped: at a gate; no call was started, and none has its result.
         """
-        runs = [ToolRun(self, call, turn, step) for call in calls]
+        runs = [ToolRun(self, call, turn, step, offered) for call in calls]
         if self.slots.tool:
             earlier: dict[str, ToolRun] = {}
             with signal.interruptible():
@@ -81,11 +90,11 @@ class ToolRuns:
                     earlier[run.call_id] = run
         return runs
 
-    async def run(self, runs: list[ToolRun], signal: TurnSignal) -> bool:
+    async def run(self, runs: list[ToolRun], signal: TurnSignal) -> dict[str, Any] | None:
         """Run the calls of one answer, side by side where they may; every one has its result in the log afterwards.
 
         Returns:
-            Whether somebody wants the turn to end after this step.
+            The reason for which somebody wants the turn to end after this step, or None.
 
         Raises:
             StoreError: a call could not be made durable; it was not started.
@@ -105,7 +114,11 @@ class ToolRuns:
         for run in runs:
             if run.store_error is not None:
                 raise run.store_error
-        return any(run.stop_turn for run in runs)
+        causes = [run.stop_cause for run in runs if run.stop_turn]
+        if not causes:
+            return None
+        # One for whom the work is done counts more than one who gives it up.
+        return {"kind": "completed"} if None in causes else {"kind": "completed", "cause": causes[0]}
 
     def refuse(self, call_id: str, reason: dict[str, Any]) -> None:
         """Answer a call that will not be run because the turn ends (a limit, a cancel, an error), or its step."""
@@ -190,15 +203,15 @@ class ToolRuns:
             state=self._state,
         )
 
-    def tool(self, name: str) -> Tool:
-        """The tool of that name.
+    def tool(self, name: str, offered: Sequence[str]) -> Tool:
+        """The tool of that name; ``offered`` are those that the model knows of.
 
         Raises:
             ToolError: ``tool.unknown``.
         """
         found = self._tools.get(name)
         if found is None:
-            known = ", ".join(self._tools) or "none"
+            known = ", ".join(offered) or "none"
             raise ToolError(f"there is no tool {name!r}; the tools are: {known}", code="tool.unknown")
         return found
 
@@ -231,11 +244,12 @@ class ToolRun:
         "_turn",
         "accesses",
         "call_id",
+        "stop_cause",
         "stop_turn",
         "store_error",
     )
 
-    def __init__(self, owner: ToolRuns, call: dict[str, Any], turn: int, step: int) -> None:
+    def __init__(self, owner: ToolRuns, call: dict[str, Any], turn: int, step: int, offered: Sequence[str]) -> None:
         self._owner = owner
         self._call = call
         self.call_id: str = call["id"]
@@ -251,13 +265,14 @@ class ToolRun:
         """Its result, for the calls that share it."""
         self._shares: ToolRun | None = None
         self.stop_turn = False
+        self.stop_cause: str | None = None
         self.accesses = Accesses.none()
         self.store_error: KimiRayError | None = None
         try:
             parsed = _parse(call["arguments"])
             if isinstance(parsed, dict):
                 self._arguments = cast("dict[str, Any]", parsed)
-            self._tool = owner.tool(call["name"])
+            self._tool = owner.tool(call["name"], offered)
             self._arguments = self._tool.check(parsed)
             self.accesses = self._tool.accesses(self._arguments)
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
@@ -324,7 +339,7 @@ class ToolRun:
         except BaseException as error:  # noqa: BLE001  nothing that a handler does costs a call its result
             # The tool has done its work: what it said is its result, also when nobody has the time to look at it.
             return output if ends_this_task(error) else _error_output(error)
-        self.stop_turn = done.stop_turn
+        self.stop_turn, self.stop_cause = done.stop_turn, done.stop_cause
         return done.output
 
     async def _execute(self, signal: TurnSignal) -> ToolOutput:

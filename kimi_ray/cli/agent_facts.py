@@ -247,6 +247,8 @@ def _copied(turn: TurnFacts) -> TurnFacts:
 
 def _reason(reason: dict[str, Any]) -> str:
     kind = str(reason.get("kind"))
+    if kind == "completed" and reason.get("cause"):
+        return str(reason["cause"])
     return f"limit:{reason.get('name')}" if kind == "limit" else kind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from kimi_ray.cli.printing import clock_time, one_line, safe
+from kimi_ray.cli.printing import clock_time, counted, one_line, safe
 from kimi_ray.events import SessionEvent
 
 _TYPE_COLUMNS = 18
@@ -99,12 +99,19 @@ def _reason(reason: Any) -> str:
     if kind == "limit":
         return f"limit {reason.get('name')} of {reason.get('value')} ({reason.get('used')} used)"
     error = reason.get("error")
+    if not error and reason.get("cause"):
+        return f"{kind} ({reason['cause']})"
     return f"{kind}: {_error(error)}" if error else kind
 
 
 def _place(workdir: Any) -> str:
     path = workdir.get("prepared") or workdir.get("path")
     return f", in {path}" if path else ""
+
+
+def _tools(tools: Any) -> str:
+    """How many; nothing is known of those that are kept as a blob."""
+    return "" if isinstance(tools, dict) else f", {counted(len(tools or ()), 'tool')}"
 
 
 def _error(error: Any) -> str:
@@ -163,9 +170,7 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
         f"attempt {d['attempt']} of {d['max_attempts']} failed, next in {d['delay_ms']} ms: {_error(d['error'])}"
     ),
     "llm/response": _response,
-    "request/header": lambda d: (
-        f"{d['reason']}: model {d['header'].get('model')}, {len(d['header'].get('tools') or ())} tools"
-    ),
+    "request/header": lambda d: f"{d['reason']}: model {d['header'].get('model')}" + _tools(d["header"].get("tools")),
     "profile/bind": lambda d: (
         f"profile {d['profile'].get('name')}, model {d.get('model')}{_place(d.get('workdir') or {})}"
     ),

@@ -35,7 +35,10 @@ class BlobRef(Part):
 
 
 class TurnReason(Part):
-    """How a turn ended. ``error`` for failed, ``name/value/used/scope`` for limit."""
+    """How a turn ended. ``error`` for failed, ``name/value/used/scope`` for limit, ``cause`` for cancelled.
+
+    A completed one has the cause ``repeated`` when it ended because its model made the same call again and again.
+    """
 
     kind: Literal["completed", "cancelled", "blocked", "failed", "limit", "truncated", "timeout", "interrupted"]
     error: JsonObject | None = None

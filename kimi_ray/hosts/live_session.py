@@ -577,7 +577,7 @@ class LiveSession:
 
 def turn_reason(stop: str | None) -> TurnReasonKind:
     """How the document tells the end of a turn."""
-    if stop in ("completed", "truncated"):
+    if stop in ("completed", "truncated", "repeated"):
         return "completed"
     return "cancelled" if stop == "cancelled" else "failed"
 

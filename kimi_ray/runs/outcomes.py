@@ -15,6 +15,7 @@ RowStatus = Literal["completed", "limit", "failed", "cancelled", "not_started"]
 _STATUS_BY_KIND: dict[str, RowStatus] = {
     "completed": "completed",
     "truncated": "completed",
+    "repeated": "completed",
     "limit": "limit",
     "failed": "failed",
     "timeout": "failed",

@@ -53,6 +53,13 @@ async def _swarm(tmp_path: Path, *steps: Step | str, schema: Any = Verdict, **op
         return row, requests, events
 
 
+async def test_a_turn_without_a_schema_says_nothing_of_the_tool(tmp_path: Path) -> None:
+    _, requests, events = await _swarm(tmp_path, Step.call("nope"), "done", schema=None)
+    [result] = [event.data["message"] for event in events if event.type == "tool/result"]
+    assert not requests[0].tools
+    assert result["content"][0]["content"][0]["text"] == "there is no tool 'nope'; the tools are: none"
+
+
 async def test_a_call_of_the_tool_ends_the_turn(tmp_path: Path) -> None:
     row, requests, events = await _swarm(tmp_path, Step.call("final_answer", GOOD))
     assert (row.status, row.output, row.steps, row.tool_calls) == ("completed", GOOD, 1, 1), row.error

@@ -10,7 +10,9 @@ import pytest
 
 from kimi_ray.agent.repeats import STOP_AT, RepeatedCalls
 from kimi_ray.agent.slots import ToolGate
+from kimi_ray.hosts.live_session import turn_reason
 from kimi_ray.llm.script import Step, ToolCall
+from kimi_ray.runs import status_of
 from kimi_ray.tools.contract import Accesses
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe
@@ -104,7 +106,9 @@ async def test_a_call_repeated_step_after_step_is_reminded_of_and_ends_the_turn(
     bench = guarded([*steps, "never"], probe)
     bench.submit("go")
     outcome = (await bench.result()).result
-    assert (outcome.state, outcome.steps) == ("completed", STOP_AT)
+    assert (outcome.state, outcome.stop, outcome.steps) == ("completed", "repeated", STOP_AT)
+    assert bench.of("turn/end")[0]["reason"] == {"kind": "completed", "cause": "repeated"}
+    assert turn_reason(outcome.stop) == status_of("repeated") == "completed"
     acted = {n + 1: meta["repeated"] for n, (_, meta) in enumerate(told(bench)) if meta}
     assert acted == {3: {"times": 3}, 5: {"times": 5}, 8: {"times": 8}, 12: {"times": 12, "stopped": True}}
     for n, text in enumerate(texts(bench), start=1):

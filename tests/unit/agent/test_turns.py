@@ -153,7 +153,8 @@ async def test_an_unknown_tool_is_an_error_result_that_names_the_known_ones() ->
     await bench.result()
     [result] = bench.of("tool/result")
     assert result["error"]["code"] == "tool.unknown"
-    assert "Probe" in result["message"]["content"][0]["content"][0]["text"]
+    text = result["message"]["content"][0]["content"][0]["text"]
+    assert text == "there is no tool 'Nope'; the tools are: Probe"
 
 
 async def test_equal_call_ids_are_made_different() -> None:
