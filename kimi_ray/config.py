@@ -15,9 +15,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kimi_ray.errors import ConfigError
 from kimi_ray.settings import (
@@ -251,12 +251,8 @@ def load_models(config: RuntimeConfig) -> dict[str, ModelSettings]:
         try:
             loaded[name] = ModelSettings.model_validate(table)
         except ValidationError as error:
-            where, text = _first_problem(error)
-            raise _invalid(
-                f"models.{name}.{where}" if where else f"models.{name}",
-                text,
-                hint=_near_hint(where, ModelSettings.model_fields),
-            ) from None
+            where, text, hint = _first_problem(error, ModelSettings, f"models.{name}")
+            raise _invalid(where, text, hint=hint) from None
     return loaded
 
 
@@ -324,8 +320,8 @@ class _TomlFile:
             # As JSON, strict mode takes an array for a tuple and still no text for a number.
             checked = RuntimeConfig.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
-            where, text = _first_problem(error)
-            raise self.invalid(where, text, None) from None
+            where, text, hint = _first_problem(error, RuntimeConfig)
+            raise self.invalid(where, text, hint) from None
         if checked.models:
             try:
                 load_models(checked)
@@ -387,23 +383,44 @@ def _validated(values: Mapping[str, Any], place: str, *, prefix: str = "") -> Ru
     try:
         config = RuntimeConfig.model_validate(dict(values))
     except ValidationError as error:
-        where, text = _first_problem(error)
-        raise _invalid(prefix + where.upper() if prefix else where, f"{text} (in {place})") from None
+        where, text, hint = _first_problem(error, RuntimeConfig)
+        raise _invalid(prefix + where.upper() if prefix else where, f"{text} (in {place})", hint=hint) from None
     if config.models:
         load_models(config)
     return config
 
 
-def _first_problem(error: ValidationError) -> tuple[str, str]:
-    """Where pydantic's first complaint is and what it says; the input itself is not shown, it may be a secret."""
+def _first_problem(error: ValidationError, model: type[BaseModel], table: str = "") -> tuple[str, str, str | None]:
+    """Where pydantic's first complaint is, what is wrong, and a hint when it is the key that is wrong.
+
+    The input itself is not shown, it may be a secret. ``table`` is where ``model`` stands in a file.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return where, first["msg"][0].lower() + first["msg"][1:]
+    loc = first["loc"]
+    where = ".".join(str(part) for part in (*([table] if table else []), *loc))
+    if first["type"] not in ("extra_forbidden", "missing"):
+        text = first["msg"].removeprefix("Value error, ")
+        return where, text[0].lower() + text[1:], None
+    for part in loc[:-1]:
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        model = (_model_within(field.annotation) if field is not None else None) or model
+    names = model.model_fields
+    keys = f"the keys of {where.rpartition('.')[0]} are: {', '.join(names)}"
+    if first["type"] == "missing":
+        return where, "is missing", keys
+    return where, "there is no such key", _near_hint(str(loc[-1]), names, keys)
 
 
-def _near_hint(key: str, names: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key.rsplit(".", 1)[-1], names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"settings are: {', '.join(names)}"
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds: itself, or in a tuple, a dict or an option."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _model_within(one)) is not None), None)
+
+
+def _near_hint(key: str, names: Mapping[str, Any], otherwise: str | None = None) -> str:
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"settings are: {', '.join(names)}"
 
 
 def _invalid(
@@ -424,11 +441,19 @@ def _line_of(text: str, dotted: str) -> int | None:
     """The line where a dotted key is set (or its table begins), by a look at the text; None if it is written oddly."""
     parts = dotted.split(".")
     table: list[str] = []
+    counts: dict[tuple[str, ...], int] = {}  # of arrays of tables: how many of each began
     best: tuple[int, int] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
+        header = re.match(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$", line)
         if header:
-            table = _key_parts(header.group(1))
+            named = _key_parts(header.group(2))
+            table = []
+            for at, part in enumerate(named, start=1):
+                table.append(part)
+                if at == len(named) and header.group(1) == "[[":
+                    counts[tuple(table)] = counts.get(tuple(table), 0) + 1
+                if tuple(table) in counts:
+                    table.append(str(counts[tuple(table)] - 1))
             here = table
         else:
             assigned = re.match(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=", line)

@@ -130,12 +130,17 @@ class _StepForm(_Form):
     error: _FaultForm | None = None
 
 
-def as_step(answer: Answer) -> Step:
+def as_step(answer: Answer, at: int | None = None) -> Step:
     """Any form of an answer as a ``Step``.
+
+    Args:
+        answer: What the script says.
+        at: Its place in a list of steps, from 0, for messages; None is the answer of a function.
 
     Raises:
         ConfigError: ``config.invalid_script``.
     """
+    which = "a step of the script" if at is None else f"step {at} of the script (the first is 0)"
     if type(answer) is Step:
         return answer
     if isinstance(answer, str):
@@ -143,13 +148,11 @@ def as_step(answer: Answer) -> Step:
     if isinstance(answer, Step):
         return answer
     if not isinstance(answer, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  comes from users' functions
-        raise _invalid(f"a step is a Step, a text or a table, not {type(answer).__name__}")
+        raise _invalid(f"{which} is a {type(answer).__name__}, and neither a Step nor a text nor a table")
     try:
         form = _StepForm.model_validate(dict(answer))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _invalid(f"a step of the script is wrong at {place or 'the top'}: {first['msg']}") from None
+        raise _invalid(f"{which} is wrong at {_problem(error)}") from None
     return Step(
         text=form.text,
         reasoning=form.reasoning,
@@ -175,7 +178,20 @@ def load_script(script: Script | str) -> Sequence[Step] | ScriptFunction:
         return script
     if not isinstance(script, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  comes from users' modules
         raise _invalid(f"{source} is neither a function nor a list of steps")
-    return tuple(as_step(step) for step in script)
+    return tuple(as_step(step, at) for at, step in enumerate(script))
+
+
+def _problem(error: ValidationError) -> str:
+    """Where a table is not a step, why, and which keys there are at that place."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    loc = first["loc"]
+    place = ".".join(str(part) for part in loc) or "the top"
+    if first["type"] not in ("extra_forbidden", "missing"):
+        return f"{place}: {first['msg']}"
+    form = {"tool_calls": _CallForm, "error": _FaultForm, "usage": Usage}.get(str(loc[0])) if len(loc) > 1 else None
+    said = "there is no such key" if first["type"] == "extra_forbidden" else "it is missing"
+    of = f"of {loc[0]}" if form is not None else "of a step"
+    return f"{place}: {said}; the keys {of} are {', '.join((form or _StepForm).model_fields)}"
 
 
 def _imported(name: str) -> Script:
@@ -186,6 +202,14 @@ def _imported(name: str) -> Script:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise _invalid(f"the module of the script {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"the module {module_name} of the script {name!r} cannot be imported: it raised"
+            f" {type(error).__name__}: {error}",
+            code="config.invalid_script",
+            hint='importing a module runs it: what only a program should do belongs under `if __name__ == "__main__":`',
+            details={"module": module_name, "exception": type(error).__name__},
+        ) from error
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if found is None or isinstance(found, str):

@@ -138,6 +138,53 @@ def test_a_bad_value_names_its_line(home: Path, text: str, key: str, line: int) 
     assert (found.details["key"], found.details.get("line")) == (key, None if key == "models.a.b.provider" else line)
 
 
+HOOKS = """[[hooks]]
+event = "Stop"
+command = "true"
+
+[[hooks]]  # [[hooks]] again
+event = "Stop"
+command = "true"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "words", "hint"),
+    [
+        (HOOKS + "timeout_s = 'long'\n", 8, "hooks.1.timeout_s", ("valid number",), "docs/configuration.md"),
+        (HOOKS + "comand = 'x'\n", 8, "hooks.1.comand", ("there is no such key",), "did you mean 'command'?"),
+        (HOOKS + "zzz = 1\n", 8, "hooks.1.zzz", ("there is no such key",), "the keys of hooks.1 are: event, command"),
+        (HOOKS + "[hooks.env]\nA = 1\n", 9, "hooks.1.env.A", ("valid string",), "docs/configuration.md"),
+        (HOOKS + "[[hooks]]\nevent = 'Stop'\n", 8, "hooks.2.command", ("is missing",), "the keys of hooks.2 are"),
+        ("[[permissions]]\ntool = 'Bash'\ndecision = 'deny'\n[[permissions]]\ntool = 'Read'\ndecision = 'no'\n",
+         6, "permissions.1.decision", ("'allow', 'ask' or 'deny'",), "docs/configuration.md"),
+        ("[[permissions]]\ntool = 'Bash'\ndecision = 'deny'\nqq = 1\n",
+         4, "permissions.0.qq", ("there is no such key",), "the keys of permissions.0 are: tool, decision"),
+        ("[mcp_servers.url]\ncommand = ['x']\nqq = 1\n", 3, "mcp_servers.url.qq", ("no such key",),
+         "the keys of mcp_servers.url are: command, url, env"),
+        ("[mcp_servers.a]\nenv = {}\n", 1, "mcp_servers.a", (": an MCP server needs a command",),
+         "docs/configuration.md"),
+        ("[models.x]\nprovider = 'scripted'\non_end = 'stop'\n", 3, "models.x.on_end", ("'cycle'",),
+         "docs/configuration.md"),
+        ("[models.x]\nprovider = 'chaos'\n[models.x.chaos]\nqq = 1\n", 4, "models.x.chaos.qq", ("no such key",),
+         "the keys of models.x.chaos are: seed, rate_limit"),
+        ("[models.x]\nprovider = 'chaos'\n[models.x.chaos]\nrate_limt = 1\n", 4, "models.x.chaos.rate_limt",
+         ("no such key",), "did you mean 'rate_limit'?"),
+        ("[models.x]\nqq = 1\n", 2, "models.x.qq", ("no such key",), "the keys of models.x are: provider, model"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_table_is_told_by_its_own_line_and_keys(
+    home: Path, text: str, line: int, key: str, words: tuple[str, ...], hint: str
+) -> None:
+    write(home / "config.toml", text)
+    with pytest.raises(ConfigError) as error:
+        load_config(home, environ={})
+    found = refused(error, f"line {line}: {key}: ", *words)
+    assert (found.details["line"], found.details["key"]) == (line, key)
+    assert hint in (found.hint or "")
+    assert "value error" not in str(found) and "nputs are" not in str(found)
+
+
 def test_broken_toml_names_its_line(home: Path) -> None:
     write(home / "config.toml", "shards = 1\nwrite_window_ms = = 2\n")
     with pytest.raises(ConfigError) as error:

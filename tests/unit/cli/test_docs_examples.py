@@ -1,4 +1,4 @@
-"""What ``docs/rollouts.md`` and ``docs/mcp.md`` tell a new user to write and type works as it stands there."""
+"""What models.md, rollouts.md and mcp.md of ``docs`` tell a new user to write and type works as it stands there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(request: ChatRequest) -> Step | str:
 
 @pytest.fixture
 def importable(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("solve", "judge"):
+    for name in ("solve", "judge", "mymodel", "unguarded"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(place))
     return place
@@ -67,6 +67,32 @@ def test_the_checked_answer(cli: Cli, importable: Path) -> None:
     result = cli(*said, "--model", MODEL, "--in-process", "--profile", "bare")
     assert result.code == 0, result.err
     assert read_rows("run")[0].output == {"label": "bug", "why": "it says so"}
+
+
+def test_the_scripted_models(cli: Cli, importable: Path, home: Path) -> None:
+    page = (DOCS / "models.md").read_text()
+    code = next(code for code in blocks("models.md", "python") if "mymodel.py" in code)
+    table = next(text for text in blocks("models.md", "toml") if "models.lister" in text)
+    (importable / "mymodel.py").write_text(code)
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(table)
+    assert "kimi-ray run 'How many?' --model scripted:mymodel:counter\n" in page
+    counted = cli("run", "How many?", "--model", "scripted:mymodel:counter", "--address", "in-process")
+    assert (counted.code, counted.out.strip()) == (0, "Python files: 1"), counted.err
+    assert "kimi-ray run 'What is here?' --model lister\n" in page
+    listed = cli("run", "What is here?", "--model", "lister", "--address", "in-process", "--json")
+    assert listed.code == 0 and listed.document["text"] == "Done.", listed.err
+    assert "mymodel.py" in cli("sessions", "tail", listed.document["session_id"], "--json").out
+    (importable / "unguarded.py").write_text("import asyncio\nasync def main(): ...\nasyncio.run(main())\n")
+    unguarded = cli("run", "x", "--model", "scripted:unguarded:f", "--address", "in-process")
+    assert "the module unguarded" in unguarded.err and "__main__" in unguarded.err, unguarded.err
+
+
+def test_every_key_of_a_step_is_told() -> None:
+    from kimi_ray.llm.script import _StepForm  # pyright: ignore[reportPrivateUsage]
+
+    section = (DOCS / "models.md").read_text().partition("## A scripted model")[2].partition("\n## ")[0]
+    assert [name for name in _StepForm.model_fields if f"`{name}`" not in section] == []
 
 
 def test_the_clock_server(cli: Cli, importable: Path, home: Path) -> None:

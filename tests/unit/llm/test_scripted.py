@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,45 @@ def test_a_script_that_cannot_be_used_is_refused_at_once(script: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         ScriptedProvider(script)
     assert caught.value.code == "config.invalid_script"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (["a", {"call": {"name": "Bash"}}], ("step 1 ", "call: there is no such key", "tool_calls", "latency_s")),
+        ([{"tool_calls": [{"name": "Bash", "args": {}}]}], ("step 0 ", "tool_calls.0.args", "name, arguments, id")),
+        ([{"tool_calls": [{"arguments": {}}]}], ("step 0 ", "tool_calls.0.name: it is missing",)),
+        ([{"error": {"code": "provider.auth", "state": 3}}], ("error.state", "code, status, retry_after_ms")),
+        (["a", "b", 3], ("step 2 ", "int")),
+    ],
+)  # fmt: skip
+def test_a_wrong_step_is_told_by_its_place_and_with_the_keys_that_there_are(script: Any, words: tuple[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ScriptedProvider(script)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert "Extra inputs" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import asyncio\nasync def main(): ...\nasyncio.run(main())\n",
+         "RuntimeError: asyncio.run() cannot be called from a running event loop"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("x = = 1\n", "SyntaxError"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine 'main' was never awaited")
+async def test_a_module_that_runs_its_program_when_imported_is_told_with_the_guard(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kimi_ray_test_unguarded.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        ScriptedProvider("kimi_ray_test_unguarded:answer")
+    assert caught.value.code == "config.invalid_script"
+    assert "the module kimi_ray_test_unguarded " in caught.value.message and said in caught.value.message
+    assert 'if __name__ == "__main__":' in (caught.value.hint or "")
 
 
 def test_steps_have_one_meaning_in_every_form() -> None:
