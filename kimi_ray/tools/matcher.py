@@ -14,11 +14,14 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kimi_ray.tools import matching
 from kimi_ray.tools.matching import Spans, compiled, spans_of
 
 _INLINE_BYTES = 1 << 20
+_INLINE_WORK = 64 << 20
+"""Length of text times length of pattern that is matched here: it costs a tenth of a second at most."""
 _LINEAR = re.compile(r"(?:[^\\\[\](){}*+?]|\\[dDsSwWbBtnrfv]|\\[^\w\s]|\[\^?[^\[\]\\]+\])*")
 """No repeats and no groups: matching takes at most length of text times length of pattern."""
 
@@ -40,7 +43,7 @@ class Matcher:
         self._linear = _LINEAR.fullmatch(pattern) is not None
         self._within_s = within_s
         self._deadline = asyncio.get_running_loop().time() + within_s
-        self._request = {"pattern": pattern, "ignore_case": ignore_case, "multiline": multiline, "within_s": within_s}
+        self._request: dict[str, Any] = {"pattern": pattern, "ignore_case": ignore_case, "multiline": multiline, "within_s": within_s}
         self._process: asyncio.subprocess.Process | None = None
 
     async def spans(self, data: bytes) -> Spans:
@@ -49,7 +52,8 @@ class Matcher:
         Raises:
             TimeoutError: The time is over; the process is dead.
         """
-        if self._linear and len(data) <= _INLINE_BYTES:
+        work = len(data) * len(self._request["pattern"])
+        if self._linear and len(data) <= _INLINE_BYTES and work <= _INLINE_WORK:
             if asyncio.get_running_loop().time() > self._deadline:
                 raise TimeoutError
             return spans_of(self._compiled, data, multiline=self._multiline)

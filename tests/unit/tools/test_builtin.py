@@ -468,6 +468,15 @@ async def test_the_matching_process_ends_itself_when_nobody_is_left(monkeypatch:
         await task
 
 
+async def test_a_long_plain_pattern_over_a_large_text_is_not_matched_on_the_loop(bench: Bench) -> None:
+    long = "|".join(f"aaaa{number}" for number in range(900))
+    cases = ((long, b"a\n" * 100_000, True), (long, b"a\n" * 100, False), ("b", b"a" * (1 << 20), False))
+    for pattern, data, elsewhere in cases:
+        matcher = Matcher(pattern, ignore_case=False, multiline=False, within_s=20)
+        assert await matcher.spans(data) == [] and (matcher._process is not None) is elsewhere
+        await matcher.close()
+
+
 async def test_cancelling_a_search_ends_its_process(bench: Bench) -> None:
     matcher = Matcher("^(a+)+b$", ignore_case=False, multiline=False, within_s=20)
     task = asyncio.create_task(matcher.spans(b"a" * 60))
