@@ -43,7 +43,12 @@ class Matcher:
         self._linear = _LINEAR.fullmatch(pattern) is not None
         self._within_s = within_s
         self._deadline = asyncio.get_running_loop().time() + within_s
-        self._request: dict[str, Any] = {"pattern": pattern, "ignore_case": ignore_case, "multiline": multiline, "within_s": within_s}
+        self._request: dict[str, Any] = {
+            "pattern": pattern,
+            "ignore_case": ignore_case,
+            "multiline": multiline,
+            "within_s": within_s,
+        }
         self._process: asyncio.subprocess.Process | None = None
 
     async def spans(self, data: bytes) -> Spans:
