@@ -17,6 +17,8 @@ _LINE_EVERY_S = 5.0
 _BAR = 30
 _STALLED_SHOWN = 5
 _FAILURES_SHOWN = 20
+_TOLD_AGAIN_AT = 2
+"""Times as many steps, before a long turn is told of again."""
 
 
 class ProgressView(Protocol):
@@ -60,6 +62,8 @@ def counts_line(progress: SwarmProgress) -> str:
         parts.append(f"{progress.retries} rollouts and {progress.request_retries} requests retried")
     if progress.interruptions:
         parts.append(f"{progress.interruptions} interruptions")
+    if progress.steps:
+        parts.append(f"{progress.steps} steps")
     parts.append(f"{progress.tokens_per_s:.0f} tokens/s")
     if progress.cost_usd is not None:
         parts.append(f"${progress.cost_usd:.4f}")
@@ -77,6 +81,29 @@ def stalled_lines(progress: SwarmProgress) -> list[str]:
     ]
     more = len(progress.stalled) - _STALLED_SHOWN
     return [*lines, f"... and {more} more"] if more > 0 else lines
+
+
+class LongTurns:
+    """Tells of each agent whose turn is long once, and again each time its steps have doubled."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def lines(self, progress: SwarmProgress) -> list[str]:
+        """What has not been told yet."""
+        from kimi_ray.hosts.swarm_words import LONG_TURN_STEPS
+
+        told: list[str] = []
+        for one in progress.long_turns:
+            mark = self._next.get(one.agent_id, LONG_TURN_STEPS)
+            if one.steps < mark:
+                continue
+            while mark * _TOLD_AGAIN_AT <= one.steps:
+                mark *= _TOLD_AGAIN_AT
+            self._next[one.agent_id] = mark * _TOLD_AGAIN_AT
+            name = f"{one.agent_id} ({one_line(one.item_id, 40)}#{one.repeat})"
+            told.append(f"{name} has made {mark} steps in this turn; --max-steps bounds it")
+        return told
 
 
 def failure_line(row: ResultRow) -> str:
@@ -123,10 +150,13 @@ class LineView:
         self._said: str = ""
         self._last: SwarmProgress | None = None
         self._failures = 0
+        self._long = LongTurns()
 
     def update(self, progress: SwarmProgress) -> None:
         """A line if it is time for one."""
         self._last = progress
+        for line in self._long.lines(progress):
+            self.say(line)
         if time.monotonic() - self._said_at >= self._every_s:
             self._line(progress)
 
@@ -171,12 +201,15 @@ class LiveView:
         self._live = Live(console=self._console, refresh_per_second=4, transient=False)
         self._live.start()
         self._failures = 0
+        self._long = LongTurns()
         self._open = True
 
     def update(self, progress: SwarmProgress) -> None:
         """Draw it."""
         from rich.text import Text
 
+        for line in self._long.lines(progress):
+            self._print(line, "yellow")
         width = (terminal_width(self._stream) or 80) - 1
         lines = [_bar_line(progress), *_wrapped(counts_line(progress), width)]
         text = Text("\n".join(one_line(line, width) for line in lines), no_wrap=True)

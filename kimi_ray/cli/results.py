@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def report_data(report: SwarmReport, *, home: str, interrupted: bool, kept: int)
         "usage": report.usage.model_dump(mode="json"),
         "cost_usd": report.cost_usd,
         "wall_s": report.wall_s,
+        "scores": {name: score.model_dump(mode="json") for name, score in report.scores.items()},
     }
 
 
@@ -57,7 +59,7 @@ def print_rows(rows: tuple[ResultRow, ...], *, shown: int = ROWS_SHOWN) -> None:
 
 
 def print_summary(report: SwarmReport) -> None:
-    """One line of counts, tokens, time and cost."""
+    """One line of counts, tokens, time and cost, and one of the scores if there are any."""
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.totals.items() if count)
     usage = report.usage
     parts = [
@@ -68,6 +70,11 @@ def print_summary(report: SwarmReport) -> None:
     if report.cost_usd is not None:
         parts.append(f"${report.cost_usd:.4f}")
     say("; ".join(parts))
+    if report.scores:
+        means = (
+            f"{one_line(name, _NAME_COLUMNS)} mean {one.mean:.4g} (n={one.n})" for name, one in report.scores.items()
+        )
+        say(f"scores: {', '.join(means)}")
 
 
 def name_of(row: ResultRow) -> str:
@@ -83,4 +90,6 @@ def name_of(row: ResultRow) -> str:
 def _said(row: ResultRow) -> str:
     if row.error is not None:
         return f"{row.error.code}: {row.error.message}"
-    return row.text or ""
+    if row.text or row.output is None:
+        return row.text or ""
+    return json.dumps(row.output, ensure_ascii=False, separators=(",", ":"))

@@ -17,8 +17,10 @@ from kimi_ray.errors import ConfigError
 if TYPE_CHECKING:
     from kimi_ray.cli.swarm_course import Ended
     from kimi_ray.cli.swarm_plan import SwarmWork
+    from kimi_ray.runs import SwarmReport
 
 _PROMPTS_SHOWN = 3
+_NO_LIMIT = "no limit is set: --max-steps, --time-s, --total-cost-usd ... bound what is asked of the model"
 
 
 def swarm(
@@ -93,6 +95,12 @@ def swarm(
         int | None,
         typer.Option("--retries", metavar="N", help="After infra, provider, rate_limit, store errors. [0]"),
     ] = None,
+    retry_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--retry-on", metavar="CLASSES", help="What --retries tries again. [infra,provider,rate_limit,store]"
+        ),
+    ] = None,
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="N|P%", help="End the run early after so many failed rollouts.")
     ] = None,
@@ -144,7 +152,7 @@ def swarm(
     2 for bad input, 130 when interrupted.
 
     With --json: {"run_id", "session_id", "run_dir", "home", "ok", "interrupted", "rollouts", "kept", "totals", "usage",
-    "cost_usd", "wall_s"}.
+    "cost_usd", "wall_s", "scores"}.
     """
     from kimi_ray.cli.settings_of import runtime_config
     from kimi_ray.cli.swarm_arguments import SwarmArguments, split_names
@@ -180,6 +188,7 @@ def swarm(
         total_tokens=total_tokens,
         max_concurrency=max_concurrency,
         retries=retries,
+        retry_on=split_names(retry_on),
         fail_on=fail_on,
         on_interrupted=_one_of("--on-interrupted", on_interrupted, "continue", "restart"),
         workdir=workdir,
@@ -207,6 +216,7 @@ def _run(work: SwarmWork, retry: tuple[str, ...], *, json: bool) -> None:
     from kimi_ray.cli.swarm_course import run_swarm
 
     tell(f"{len(work.plan.keys)} rollouts of {len(work.plan.items)} items, run directory {work.out}")
+    _print_left_out(work)
     ended = asyncio.run(run_swarm(work, retry=retry))
     if json:
         print_json(report_data(ended.report, home=work.config.home, interrupted=ended.interrupted, kept=ended.kept))
@@ -232,9 +242,29 @@ def _print_end(work: SwarmWork, ended: Ended) -> None:
     if report.session_id:
         say(f"logs     kimi-ray sessions show {report.session_id}{home}")
     if not report.ok:
-        say(f"again    kimi-ray swarm --resume {_quoted(str(report.run_dir))}")
+        _print_again(report)
     if ended.log_path:
         say(f"ray      {ended.log_path}")
+
+
+def _print_again(report: SwarmReport) -> None:
+    """How what did not complete is done again; a plain resume leaves failures of some classes as they are."""
+    from kimi_ray.runs.resume import what_resumes
+
+    plainly, only_asked = what_resumes(report.rows)
+    command = f"kimi-ray swarm --resume {_quoted(str(report.run_dir))}"
+    if plainly:
+        say(f"again    {command}")
+    if only_asked:
+        retry = f"--retry {','.join(only_asked)}"
+        say(f"         {retry} beside it does those failures again, too" if plainly else f"again    {command} {retry}")
+
+
+def _print_left_out(work: SwarmWork) -> None:
+    settings = work.plan.settings
+    left = [name for name in settings.profile.tools if name not in settings.tool_names]
+    if left:
+        tell(f"left out: {', '.join(left)} (--tools keeps {'it' if len(left) == 1 else 'them'})")
 
 
 def _show_plan(work: SwarmWork, *, json: bool) -> None:
@@ -243,6 +273,7 @@ def _show_plan(work: SwarmWork, *, json: bool) -> None:
     shown = [(one.key, one.prompt) for one in plan.rollouts(keys, work.cwd)]
     steps = None if settings.limits is None else settings.limits.max_steps
     single = not settings.tool_names and plan.rollout is None and plan.output_schema is None
+    bounded = single or _is_bounded(work)
     told: dict[str, Any] = {
         "items": len(plan.items),
         "repeats": plan.repeats,
@@ -262,22 +293,31 @@ def _show_plan(work: SwarmWork, *, json: bool) -> None:
         "seed": {"value": plan.seed.value, "sent": plan.seed.sent},
         "max_concurrency": plan.max_concurrency,
         "retries": plan.retries,
+        "retry_on": list(plan.retry_on) if plan.retries else None,
         "home": work.config.home,
         "address": work.config.address,
     }
     if json:
         rows = [{"item_id": key.item_id, "repeat": key.repeat, "prompt": text} for key, text in shown]
-        print_json({"dry_run": True, **told, "prompts": rows})
+        print_json({"dry_run": True, **told, "bounded": bounded, "prompts": rows})
         return
     for name, value in told.items():
         if value not in (None, [], {}):
             say(f"{name:<18} {one_line(_plain(value), 200)}")
+    if not bounded:
+        say(_NO_LIMIT)
     for key, text in shown:
         say()
         say(f"--- {one_line(str(key))}")
         say(safe(text))
     say()
     say("nothing was started and nothing was written")
+
+
+def _is_bounded(work: SwarmWork) -> bool:
+    """Whether a limit of the run, of its rollouts or of every single item ends what would not end by itself."""
+    said = [one for one in (work.plan.settings.limits, work.plan.total_limits) if one is not None and one.said()]
+    return bool(said) or all(one.item.limits is not None and one.item.limits.said() for one in work.plan.items)
 
 
 def _plain(value: Any) -> str:

@@ -54,6 +54,7 @@ class SwarmArguments(Settings):
     total_tokens: int | None = None
     max_concurrency: int | None = None
     retries: int | None = None
+    retry_on: tuple[str, ...] | None = None
     fail_on: str | None = None
     on_interrupted: Literal["continue", "restart"] | None = None
     workdir: str | None = None

@@ -291,6 +291,8 @@ class Watch:
                 "queued": 0,
                 "retrying": 0,
                 "stalled": (),
+                "long_turns": (),
+                "steps": max(last.steps, sum(row.steps for row in report.rows)),
                 "elapsed_s": report.wall_s,
                 "tokens_per_s": round(report.usage.output / report.wall_s, 1) if report.wall_s else 0.0,
                 "cost_usd": report.cost_usd,

@@ -79,6 +79,10 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
         raise ConfigError(
             "there are no items", code="request.bad_usage", hint="name a file with --items FILE (.jsonl, .csv, .txt, -)"
         )
+    if arguments.retry_on is not None and not arguments.retries:
+        raise ConfigError(
+            "--retry-on says what --retries tries again", code="request.conflict", hint="give --retries N beside it"
+        )
     config = runtime_config(arguments.home, arguments.address, arguments.namespace)
     model = find_model(config, arguments.model, arguments.base_url)
     plan = _plan(arguments, config, model, cwd, run_id, seed)
@@ -212,6 +216,7 @@ def _plan(
     from kimi_ray.runs import Filter, SwarmSettings, read_items
     from kimi_ray.runs.plan import plan_run
     from kimi_ray.runs.prompts import checked_prompt
+    from kimi_ray.runs.schedule import DEFAULT_RETRY_ON
     from kimi_ray.session_handle import bind_profile
     from kimi_ray.settings import Workdir
     from kimi_ray.tools.rollout_function import carried_rollout
@@ -248,6 +253,7 @@ def _plan(
         max_concurrency=MAX_CONCURRENCY if arguments.max_concurrency is None else arguments.max_concurrency,
         total_limits=arguments.total_limits,
         retries=arguments.retries or 0,
+        retry_on=DEFAULT_RETRY_ON if arguments.retry_on is None else arguments.retry_on,
         fail_on=arguments.fail_on,
         on_interrupted=arguments.on_interrupted or "continue",
         keep_workdirs=bool(arguments.keep_workdirs),

@@ -11,7 +11,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.specs import AgentProgress
 from kimi_ray.hosts.swarm_attempts import Attempt
-from kimi_ray.hosts.swarm_words import Stalled, SwarmProgress
+from kimi_ray.hosts.swarm_words import LONG_TURN_STEPS, LongTurn, Stalled, SwarmProgress
 from kimi_ray.runs.schedule import Schedule, Spent
 from kimi_ray.store.seam import Stream
 
@@ -20,6 +20,7 @@ _ASK_S = 2.0
 _WINDOW_S = 10.0
 _STALLED_MS = 15_000
 _STALLED_SHOWN = 20
+_LONG_SHOWN = 20
 
 
 class SwarmWatch:
@@ -85,6 +86,7 @@ class SwarmWatch:
             cost_usd=cost if self._priced else None,
             interruptions=interruptions,
             stalled=tuple(stalled[:_STALLED_SHOWN]),
+            long_turns=_long_turns(live),
             elapsed_s=round(time.monotonic() - self._began, 3),
             stopped=counts.stopped,
         )
@@ -107,3 +109,18 @@ class SwarmWatch:
                 raise
             # A host that is busy or gone: whoever waits for its results notices what is to be done.
             return []
+
+
+def _long_turns(live: Iterable[tuple[Attempt, AgentProgress]]) -> tuple[LongTurn, ...]:
+    long = [
+        LongTurn(
+            agent_id=attempt.agent_id,
+            item_id=attempt.rollout.key.item_id,
+            repeat=attempt.rollout.key.repeat,
+            steps=progress.step,
+        )
+        for attempt, progress in live
+        if progress.step is not None and progress.step >= LONG_TURN_STEPS
+        if attempt.rollout.limits is None or attempt.rollout.limits.max_steps is None
+    ]
+    return tuple(sorted(long, key=lambda one: -one.steps)[:_LONG_SHOWN])

@@ -17,9 +17,11 @@ from kimi_ray.settings import Isolation, Limits, PermissionModeName, Profile, Se
 from kimi_ray.tools.contract import Tool
 
 __all__ = [
+    "LONG_TURN_STEPS",
     "CancelMode",
     "GoingOn",
     "KeyEnd",
+    "LongTurn",
     "OnInterrupted",
     "Rollout",
     "RowEntry",
@@ -28,6 +30,9 @@ __all__ = [
     "SwarmProgress",
     "SwarmSpec",
 ]
+
+LONG_TURN_STEPS = 100
+"""A turn of so many steps without a ``max_steps`` is told of: a model that repeats itself goes on for ever."""
 
 CancelMode = Literal["drain", "cancel"]
 """``drain``: nothing new starts, what runs goes to its end. ``cancel``: what runs is cancelled too."""
@@ -129,6 +134,15 @@ class Stalled(Settings):
     since_ms: int
 
 
+class LongTurn(Settings):
+    """An agent with ``LONG_TURN_STEPS`` or more steps in its running turn, and no ``max_steps`` that would end it."""
+
+    agent_id: str
+    item_id: str
+    repeat: int
+    steps: int
+
+
 class SwarmProgress(Settings):
     """Where a swarm stands. Counts are rollouts; tokens and cost are of all attempts so far."""
 
@@ -154,6 +168,8 @@ class SwarmProgress(Settings):
     cost_usd: float | None = None
     interruptions: int = 0
     stalled: tuple[Stalled, ...] = ()
+    long_turns: tuple[LongTurn, ...] = ()
+    """The longest first, at most 20."""
     elapsed_s: float = 0.0
     stopped: str | None = None
     """Why nothing new starts: ``cancelled``, ``fail_on``, ``limit:<name>``; None while it goes on."""

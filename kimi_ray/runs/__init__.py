@@ -12,7 +12,7 @@ from kimi_ray.runs.manifest import build_manifest, seed_of, versions, without_se
 from kimi_ray.runs.outcomes import RowError, RowStatus, error_of, status_of, stop_of
 from kimi_ray.runs.plan import Rollout, RunPlan, plan_run
 from kimi_ray.runs.prompts import Prompt, check_prompt, prompt_hash, render_prompt, render_workdir
-from kimi_ray.runs.report import SwarmReport, count_statuses
+from kimi_ray.runs.report import ScoreMean, SwarmReport, count_statuses
 from kimi_ray.runs.resume import ResumePlan, check_unchanged, plan_resume
 from kimi_ray.runs.rollouts import SwarmSettings
 from kimi_ray.runs.rows import AttemptRow, AttemptSummary, ResultRow, RowModel, Timing
@@ -47,6 +47,7 @@ __all__ = [
     "RunPlan",
     "RunSeed",
     "Schedule",
+    "ScoreMean",
     "Spent",
     "Start",
     "SwarmReport",

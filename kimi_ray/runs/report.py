@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Self, get_args
 
@@ -14,6 +15,13 @@ from kimi_ray.runs.rows import ResultRow
 from kimi_ray.settings import Settings, Usage
 
 _FINE: tuple[RowStatus, ...] = ("completed", "limit")
+
+
+class ScoreMean(Settings):
+    """The mean of a score over the ``n`` rows that have it as a number; true is 1 and false is 0."""
+
+    mean: float
+    n: int
 
 
 class SwarmReport(Settings):
@@ -29,6 +37,8 @@ class SwarmReport(Settings):
     """US dollars; None when no price is known."""
     wall_s: float = 0.0
     run_dir: str | None = None
+    scores: dict[str, ScoreMean] = Field(default_factory=dict)
+    """By name, over the rows that have a number under it; scores of other kinds are in their rows alone."""
 
     @classmethod
     def of(
@@ -75,6 +85,7 @@ class SwarmReport(Settings):
             cost_usd=sum(costs) if costs else None,
             wall_s=wall_s,
             run_dir=run_dir,
+            scores=mean_scores(ordered),
         )
 
     @property
@@ -111,6 +122,17 @@ class SwarmReport(Settings):
                 ],
             },
         )
+
+
+def mean_scores(rows: Iterable[ResultRow]) -> dict[str, ScoreMean]:
+    """The means of the numeric scores by name, in the order in which the names come."""
+    numbers: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.scores.items():
+            if isinstance(value, int | float):
+                numbers.setdefault(name, []).append(float(value))
+    # `statistics.mean` and not `fmean`: exact, and its sum does not overflow
+    return {name: ScoreMean(mean=statistics.mean(values), n=len(values)) for name, values in numbers.items()}
 
 
 def count_statuses(rows: Iterable[ResultRow]) -> dict[str, int]:

@@ -63,6 +63,18 @@ def plan_resume(
     return ResumePlan(kept, again, {key: last[key] for key in again if last.get(key)})
 
 
+def what_resumes(rows: Iterable[ResultRow]) -> tuple[bool, tuple[str, ...]]:
+    """Whether a plain resume runs any of these rows again, and the error classes of those that only ``retry`` does."""
+    classes = checked_classes(DEFAULT_RETRY_ON)
+    plainly, only_asked = False, set[str]()
+    for row in rows:
+        if _again(row, classes):
+            plainly = True
+        elif row.status == "failed" and row.error is not None:
+            only_asked.add(row.error.error_class)
+    return plainly, tuple(sorted(only_asked))
+
+
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare the manifest of a run with the one that a resume would write.
 
