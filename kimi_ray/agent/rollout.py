@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeVar
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from kimi_ray.agent.specs import PromptResult, PromptSpec, RolloutCall
-from kimi_ray.errors import AgentError, LogError, RunError
+from kimi_ray.errors import AgentError, ConfigError, LogError, RunError
 from kimi_ray.events import freeze, thaw
 from kimi_ray.ids import new_message_id
 from kimi_ray.log import Message
-from kimi_ray.settings import Limits, Sampling
+from kimi_ray.settings import Limits, Sampling, check_settings
 from kimi_ray.tools.contract import Environment
 from kimi_ray.tools.output_schema import schema_of
 
@@ -72,9 +72,11 @@ class RolloutAgent:
         Raises:
             KimiRayError: with ``check``, what the turn ended with unless it completed: ``provider.*``, ``limit.*``,
                 ``output.invalid`` ... Raised on out of the function, it is what the row tells, with its own class.
-            ConfigError: ``output.bad_schema``.
+            ConfigError: ``output.bad_schema``, ``request.bad_argument``.
             AgentError: ``prompt.empty``.
         """
+        _check_text(text)
+        check_settings(sampling=(Sampling, sampling), limits=(Limits, limits))
         schema = None if output_schema is None else schema_of(output_schema)
         return await self._turn(
             PromptSpec(new_message_id(), text, sampling=sampling, limits=limits, output_schema=schema), check
@@ -213,6 +215,18 @@ def plain(value: Any, what: str) -> Any:
             hint="return what JSON can hold, a pydantic model, or a dataclass",
             details={"type": type(value).__qualname__},
         ) from None
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"the text of a prompt must be a str, not {type(text).__name__}",
+            code="request.bad_argument",
+            hint="write it out, json.dumps(...) for data: the model reads text",
+            details={"argument": "text"},
+        )
+    if not text.strip():
+        raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
 
 
 def is_over() -> AgentError:

@@ -272,7 +272,12 @@ async def _in_thread(function: Any, context: RolloutContext, name: str) -> Any:
 
     # a daemon: a function that never ends must not keep the process from ending
     threading.Thread(target=work, args=(contextvars.copy_context(),), name=f"rollout {name}", daemon=True).start()
-    failure, value = await ended
+    try:
+        failure, value = await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        # nothing interrupts a thread: it sees `ctx.cancelled`, and until it ends the rollout goes on, as long as may be
+        await asyncio.wait({ended}, timeout=GRACE_S)
+        raise
     if failure is not None:
         raise failure
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +265,48 @@ async def test_a_function_that_will_not_end_is_left_behind(tmp_path: Path, monke
             while len(refused) < 2:
                 await asyncio.sleep(0.005)
         assert set(refused) == {"agent.closed", "asked"} and not stage.requests
+
+
+async def test_a_plain_function_has_the_grace_to_score_once_it_is_cancelled(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def rollout(ctx: RolloutContext) -> Any:
+        while not ctx.cancelled.is_set():
+            threading.Event().wait(0.005)
+        ctx.score("partial", 1)
+        try:
+            ctx.run(ctx.agent.ask("late"))
+        except KimiRayError as error:
+            asked.append(error.code)
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await _session(runtime, tmp_path, model)
+        began = time.monotonic()
+        (row,) = (await session.swarm(None, ["a"], rollout=rollout, limits=Limits(time_s=0.05), **BARE)).rows
+        assert (row.stop, row.scores) == ("limit:time_s", {"partial": 1}), row.error
+        assert time.monotonic() - began < rollout_agent.GRACE_S  # as soon as it has ended, not later
+        assert asked == ["agent.closed"] and not stage.requests
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"text": {"a": 1}}, "request.bad_argument"),
+        ({"text": None}, "request.bad_argument"),
+        ({"text": " "}, "prompt.empty"),
+        ({"text": "x", "limits": {"max_steps": 2}}, "request.bad_argument"),
+        ({"text": "x", "sampling": {"temperature": 0}}, "request.bad_argument"),
+    ],
+)
+async def test_what_cannot_be_asked_is_told_by_its_code(tmp_path: Path, said: dict[str, Any], code: str) -> None:
+    async def rollout(ctx: RolloutContext) -> Any:
+        await ctx.agent.ask(**said)
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await _session(runtime, tmp_path, model)
+        (row,) = (await session.swarm(None, ["a"], rollout=rollout, **BARE)).rows
+        assert row.status == "failed" and row.error is not None and row.error.code == code, row.error
+        assert not stage.requests
 
 
 async def test_asks_may_run_beside_each_other_and_be_given_up(tmp_path: Path) -> None:
