@@ -25,6 +25,7 @@ PROFILE = "agent"
 MAIN = "main"
 _LAST_EVENTS_S = 5.0
 _TOOL_COLUMNS = 120
+_NOTE_COLUMNS = 400
 
 
 def run(
@@ -32,7 +33,8 @@ def run(
     model: Model = None,
     base_url: BaseUrl = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare. [agent]")
+        str | None,
+        typer.Option("--profile", metavar="NAME", help="agent, coder, explore, plan, bare, or of a feature. [agent]"),
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT|@FILE", help="In place of the profile's.")
@@ -64,8 +66,8 @@ def run(
         typer.Option(
             "--permission-mode",
             metavar="MODE",
-            help="Which tool calls run unasked: manual, auto or yolo. Nobody is asked: what needs a yes is denied. "
-            "[the setting]",
+            help="Which tool calls run unasked: manual, auto or yolo. What needs a yes is denied, at once or after "
+            "permission_wait_s: only a Python program that holds the session can answer. [the setting]",
         ),
     ] = None,
     session: Annotated[
@@ -238,6 +240,10 @@ class Shown:
         self._quiet = quiet
         self._printed = ""
         self._at_line_start = True
+        self._calls: dict[str, str] = {}
+        """The tools of the calls without a result, by the id of the call."""
+        self._called = ""
+        """The call whose line is the last that was printed."""
 
     def event(self, event: SessionEvent) -> None:
         """One more event."""
@@ -257,10 +263,35 @@ class Shown:
             self._end_line()
         elif event.type == "tool/call":
             called = f"{data['name']} {data['arguments']}"
-            tell(f"  {one_line(called, _TOOL_COLUMNS)}")
+            self._calls[data["call_id"]] = data["name"]
+            self._tell(one_line(called, _TOOL_COLUMNS), call_id=data["call_id"])
+        elif event.type == "tool/result":
+            self._result(data)
+        elif event.type == "permission/asked":
+            about = f"{data['name']} {data['about']}"
+            self._tell(f"waiting {data['wait_s']:g} s for an answer: {one_line(about, _TOOL_COLUMNS)}")
+        elif event.type == "note/added":
+            self._tell(f"note: {one_line(data['text'], _NOTE_COLUMNS)}")
         elif event.type == "llm/retry":
             self._printed = ""
-            tell(f"  attempt {data['attempt']} failed ({data['error'].get('code')}), next in {data['delay_ms']} ms")
+            self._tell(f"attempt {data['attempt']} failed ({data['error'].get('code')}), next in {data['delay_ms']} ms")
+
+    def _result(self, data: Any) -> None:
+        """A call that went wrong: under its line, or with its tool's name when other lines came between."""
+        call_id = data["message"]["source"]["call_id"]
+        name = self._calls.pop(call_id, "")
+        if not data.get("error"):
+            return
+        from kimi_ray.cli.event_lines import blocks_text
+
+        said = blocks_text(data["message"]["content"]).strip().partition("\n")[0]
+        how = "denied" if data["error"].get("code") == "tool.denied" else "failed"
+        whose = "" if call_id == self._called else f"{name} "
+        self._tell(f"  {whose}{how}: {one_line(said, _TOOL_COLUMNS)}", call_id=call_id if not whose else "")
+
+    def _tell(self, line: str, *, call_id: str = "") -> None:
+        self._called = call_id
+        tell(f"  {line}")
 
     def _write(self, text: str) -> None:
         if text:
@@ -282,6 +313,8 @@ def _print_end(result: PromptResult, session_id: str) -> None:
         tell(f"code: {result.error.get('code')}")
         if result.error.get("hint"):
             tell(f"hint: {safe(str(result.error['hint']))}")
+    if result.stop == "repeated":
+        tell("the turn was ended: the same tool call was made again and again")
     tell(
         f"{result.stop or result.state}: {counted(result.steps, 'step')}, {counted(result.tool_calls, 'tool call')}, "
         f"{usage.input + usage.cached + usage.cache_write} tokens in, {usage.output} out"
