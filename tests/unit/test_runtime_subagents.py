@@ -318,6 +318,7 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_can_go_on(tmp_path: Pa
         result = await session.run_subagent("slow", timeout_s=0.3)
         assert result.status == "timed_out" and result.error is not None
         assert result.error["code"] == "agent.timed_out"
+        assert "(timeout_s of the call" in result.error["hint"]
         stage.gate.set()
         assert (await session.run_subagent("now", resume=result.agent_id)).status == "completed"
         words = [kind for kind, _ in await told(session)]

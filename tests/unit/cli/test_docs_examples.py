@@ -49,9 +49,9 @@ def test_the_first_rollout_function(cli: Cli, importable: Path) -> None:
     items = [{"question": "6 * 7?", "answer": "42"}, {"question": "?", "answer": "0"}]
     (importable / "questions.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     (command,) = [line for line in blocks("rollouts.md", "sh")[0].splitlines() if "solve:rollout" in line]
-    assert command == "kimi-ray swarm 'Solve: {{question}}' --items questions.jsonl --rollout solve:rollout"
-    said = ("swarm", "Solve: {{question}}", "--items", "questions.jsonl", "--rollout", "solve:rollout", "--out", "run")
-    result = cli(*said, "--model", MODEL, "--in-process", "--profile", "bare")
+    assert command == "kimi-ray swarm 'Solve: {{question}}' --items questions.jsonl --rollout solve:rollout --max-steps 20"
+    said = ("swarm", "Solve: {{question}}", "--items", "questions.jsonl", "--rollout", "solve:rollout", "--max-steps", "20")
+    result = cli(*said, "--out", "run", "--model", MODEL, "--in-process", "--profile", "bare")
     assert result.code == 0, result.err
     rows = read_rows("run")
     assert [row.scores for row in rows] == [{"exact": 1.0}, {"exact": 0.0}]
