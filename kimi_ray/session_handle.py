@@ -18,7 +18,7 @@ from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.limiter_history import LimiterHistory
 from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.permission_calls import approvals_of
-from kimi_ray.ids import new_ulid
+from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.execute import RunSink, open_run, reopen_run
 from kimi_ray.runs.manifest import seed_of
@@ -115,7 +115,18 @@ class Session:
         return self.agent(MAIN)
 
     def agent(self, agent_id: str) -> Agent:
-        """An agent by id; a cold one comes to life with its first prompt."""
+        """An agent by id; a cold one comes to life with its first prompt.
+
+        Raises:
+            AgentError: ``agent.not_found`` for what can be no agent's id.
+        """
+        if agent_id != MAIN and (not isinstance(agent_id, str) or agent_number(agent_id) is None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AgentError(
+                f"{str(agent_id)[:80]!r} is no id of an agent",
+                code="agent.not_found",
+                hint="main, or agent-<n>: session.agents() lists them",
+                details={"session_id": self.id, "agent_id": str(agent_id)[:80]},
+            )
         found = self._agents.get(agent_id)
         if found is None:
             found = self._agents[agent_id] = Agent(self, self._link, self._services, agent_id)

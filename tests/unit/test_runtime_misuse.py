@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.errors import AgentError, ConfigError, KimiRayError, RunError, RuntimeFault, SessionError
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
@@ -84,10 +83,19 @@ async def test_an_agent_that_broke_lives_again_with_the_next_prompt(
             raise ZeroDivisionError("broken")
 
         with monkeypatch.context() as patched:
-            patched.setattr(LiveAgent, "_config", broken)
+            patched.setattr("kimi_ray.agent.live_agent.turn_config", broken)
             result = await (await session.main.submit("one")).result(10)
             assert result.state == "failed" and result.error is not None and result.error["code"] == "internal"
         assert (await (await session.main.submit("two")).result(10)).text == "did two"
+
+
+@pytest.mark.parametrize("agent_id", [None, 1, "", "../main", "a" * 200])
+async def test_an_agent_id_that_is_none_is_refused_at_once(tmp_path: Path, agent_id: Any) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        with pytest.raises(AgentError) as refused:
+            session.agent(agent_id)
+        assert refused.value.code == "agent.not_found"
 
 
 @pytest.mark.parametrize("from_seq", [-1, -(10**9)])
