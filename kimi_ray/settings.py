@@ -174,7 +174,7 @@ class McpServer(Settings):
     """One ``[mcp_servers.X]`` table: a server of the Model Context Protocol, started or reached once a session."""
 
     command: tuple[str, ...] | None = None
-    """What to start; it speaks over its stdin and stdout."""
+    """What to start; it speaks over its stdin and stdout. The word ``{python}`` is the interpreter of the host."""
     url: str | None = None
     """Where it is reached (streamable HTTP), in place of a command."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -103,17 +103,25 @@ class _Seen:
     call: Assembled | None = None
 
 
-async def check_model(resolved: ResolvedModel, *, probe_s: float = PROBE_S) -> ModelCheck:
+async def check_model(
+    resolved: ResolvedModel,
+    *,
+    probe_s: float = PROBE_S,
+    on_question: Callable[[str, int], None] | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> ModelCheck:
     """Ask a model everything, one question after the other.
 
     Args:
         resolved: The model.
         probe_s: Seconds for each question.
+        on_question: Told which question is being asked, and how many come after it.
+        on_finding: Told each answer as it is known.
 
     Raises:
         ConfigError: ``config.invalid_script``.
     """
-    check = _Check(resolved, probe_s)
+    check = _Check(resolved, probe_s, on_question, on_finding)
     try:
         return await check.run()
     finally:
@@ -121,9 +129,18 @@ async def check_model(resolved: ResolvedModel, *, probe_s: float = PROBE_S) -> M
 
 
 class _Check:
-    def __init__(self, resolved: ResolvedModel, probe_s: float) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedModel,
+        probe_s: float,
+        on_question: Callable[[str, int], None] | None,
+        on_finding: Callable[[Finding], None] | None,
+    ) -> None:
         self._resolved = resolved
         self._probe_s = probe_s
+        self._on_question = on_question
+        self._on_finding = on_finding
+        self._requests = 0
         self._provider = build_provider(resolved)
         self._server = self._provider if isinstance(self._provider, OpenAIProvider) else None
         self._others: list[ChatProvider] = []
@@ -136,12 +153,10 @@ class _Check:
 
     async def run(self) -> ModelCheck:
         seen = self._seen
-        if self._server is not None:
-            await self._ask("model list", self._list)
-            await self._ask("chat", self._chat)
-        await self._ask("stream", self._stream)
-        works = seen.whole or seen.streams
-        rest: list[tuple[str, Callable[[], Awaitable[tuple[Verdict, str]]]]] = [
+        questions: list[tuple[str, Callable[[], Awaitable[tuple[Verdict, str]]]]] = [
+            *([("model list", self._list)] if self._server is not None else []),
+            ("chat", self._chat),
+            ("stream", self._stream),
             ("tools", self._tools),
             ("tool results", self._results),
             ("parallel calls", self._parallel),
@@ -151,22 +166,28 @@ class _Check:
             ("log-probabilities", self._logprobs),
             ("token ids", self._token_ids),
         ]
-        for name, question in rest:
-            if works:
-                await self._ask(name, question)
+        basic = {"model list", "chat", "stream"}
+        for left, (name, question) in zip(range(len(questions) - 1, -1, -1), questions, strict=True):
+            if name in basic or seen.whole or seen.streams:
+                if self._on_question is not None:
+                    self._on_question(name, left)
+                finding = await self._ask(name, question)
             else:
-                self._findings.append(Finding(name=name, verdict="not tried"))
+                finding = Finding(name=name, verdict="not tried")
+            self._findings.append(finding)
+            if self._on_finding is not None:
+                self._on_finding(finding)
         return ModelCheck(
             name=self._resolved.name,
             model=self._resolved.model,
             server=", ".join(self._resolved.base_urls) or self._resolved.provider,
-            works=works,
+            works=seen.whole or seen.streams,
             findings=tuple(self._findings),
             served=tuple(seen.served),
             settings=self._advice(),
         )
 
-    async def _ask(self, name: str, question: Callable[[], Awaitable[tuple[Verdict, str]]]) -> None:
+    async def _ask(self, name: str, question: Callable[[], Awaitable[tuple[Verdict, str]]]) -> Finding:
         began = time.monotonic()
         error: dict[str, Any] | None = None
         try:
@@ -182,7 +203,7 @@ class _Check:
         except KimiRayError as failure:
             verdict, told, error = "no", failure.message, failure.to_data()
         spent = round((time.monotonic() - began) * 1000)
-        self._findings.append(Finding(name=name, verdict=verdict, told=told, ms=spent, error=error))
+        return Finding(name=name, verdict=verdict, told=told, ms=spent, error=error)
 
     # -- questions --------------------------------------------------------------------------------------------------
 
@@ -201,7 +222,12 @@ class _Check:
 
     async def _chat(self) -> tuple[Verdict, str]:
         seen = self._seen
-        body = await cast("OpenAIProvider", self._server).whole_answer(self._request("Say hello in one word."))
+        request = self._request("Say hello in one word.")
+        if self._server is None:
+            answer = await self._answer(request)
+            seen.whole = True
+            return "yes", f"said {_short(answer.text)}" if answer.text else "answered without text"
+        body = await self._server.whole_answer(request)
         seen.whole = True
         seen.reasoning_field = _reasoning_field(body)
         said = _message(body).get("content") or ""
@@ -359,7 +385,8 @@ class _Check:
         message: dict[str, Any] = {"id": "asked", "role": "user", "content": [{"type": "text", "text": prompt}]}
         message["source"] = {"kind": "user"}
         bounded = (sampling or Sampling()).over(Sampling(max_output_tokens=ANSWER_TOKENS))
-        return ChatRequest(self._resolved.model, None, [message], tools=tools, sampling=bounded)
+        self._requests += 1  # as steps, so that a chaos model does not meet one fault in all of them
+        return ChatRequest(self._resolved.model, None, [message], tools=tools, sampling=bounded, step=self._requests)
 
     async def _answer(self, request: ChatRequest, **settings: Any) -> Assembled:
         provider = self._variant(stream=self._seen.streams or not self._seen.whole, **settings)

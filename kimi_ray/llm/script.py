@@ -188,9 +188,10 @@ def _problem(error: ValidationError) -> str:
     place = ".".join(str(part) for part in loc) or "the top"
     if first["type"] not in ("extra_forbidden", "missing"):
         return f"{place}: {first['msg']}"
-    form = {"tool_calls": _CallForm, "error": _FaultForm, "usage": Usage}.get(str(loc[0])) if len(loc) > 1 else None
+    table = str(loc[0]) if len(loc) > 1 else ""
+    form: type[BaseModel] | None = {"tool_calls": _CallForm, "error": _FaultForm, "usage": Usage}.get(table)
     said = "there is no such key" if first["type"] == "extra_forbidden" else "it is missing"
-    of = f"of {loc[0]}" if form is not None else "of a step"
+    of = f"of {table}" if form is not None else "of a step"
     return f"{place}: {said}; the keys {of} are {', '.join((form or _StepForm).model_fields)}"
 
 

@@ -5,6 +5,7 @@ connection has a task of its own; calls are made from the tasks of their agents.
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack, suppress
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from kimi_ray.settings import McpServer
 from kimi_ray.tools.results import storable
 from kimi_ray.version import __version__
 
+PYTHON = "{python}"
+"""As a word of a command: the interpreter of this host."""
 MAX_TOOLS = 1000
 """Of one server."""
 PING_S = 5.0
@@ -217,7 +220,10 @@ class Connection:
         settings = self._settings
         if settings.command is not None:
             self._stdio = SupervisedStdio(
-                settings.command, settings.env, usable_directory(self._cwd), on_end=self._stop.set
+                [sys.executable if word == PYTHON else word for word in settings.command],
+                settings.env,
+                usable_directory(self._cwd),
+                on_end=self._stop.set,
             )
             return self._stdio
         timeout = httpx2.Timeout(settings.connect_timeout_s, read=settings.call_timeout_s)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +17,9 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.conftest import Cli
+
+KNOWN = threading.Event()
+"""A question was asked that gets no answer."""
 
 CONFIG = """
 default_model = "near"
@@ -43,6 +50,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body["model"] == "stuck" and "tools" in body:
+            KNOWN.set()
+            self.server.stopping.wait(30)  # type: ignore[attr-defined]
         if body["model"] == "bad":
             self._say({"error": {"message": "who are you?"}}, 401)
             return
@@ -63,8 +73,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    stopping = threading.Event()
+    server.stopping = stopping  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    stopping.set()
     server.shutdown()
     server.server_close()
 
@@ -110,6 +123,59 @@ def test_check_of_a_model_that_does_not_answer_is_exit_1_with_a_hint(cli: Cli, u
     assert "401" in found.out
     assert "hint:" in found.out
     assert cli("models", "check", "bad", "--base-url", url, "--json").code == 1
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_check_tells_each_answer_as_it_is_known_and_an_interrupted_one_what_it_knows(
+    place: Path, url: str, json_flag: tuple[str, ...]
+) -> None:
+    KNOWN.clear()
+    command = [sys.executable, "-m", "kimi_ray.cli", "models", "check", "stuck", "--base-url", url, *json_flag]
+
+    def hear_ctrl_c() -> None:  # what a shell starts with `&` is deaf to it, and so is what that starts
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command, cwd=place, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    too_long = threading.Timer(30, process.kill)
+    too_long.start()
+    out, err = "", ""
+    try:
+        if json_flag:
+            assert KNOWN.wait(30)
+        else:
+            while not err.endswith("asking: tools, 7 left\n"):
+                err += (line := process.stderr.readline())
+                assert line, err
+            for _ in range(4):  # the head, the list, the chat, the stream: before any further answer
+                out += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        more, rest = process.communicate(timeout=20)
+    finally:
+        too_long.cancel()
+        process.kill()
+    out, err = out + more, err + rest
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    if json_flag:
+        document = json.loads(out)
+        assert document["error"]["code"] == "interrupted"
+        assert [one["name"] for one in document["findings"]] == ["model list", "chat", "stream"]
+    else:
+        assert [line.split("  ")[0] for line in out.splitlines()] == ["question", "model list", "chat", "stream"]
+        assert "interrupted while asking: tools, 7 not asked" in err
+
+
+def test_check_of_models_without_a_server(cli: Cli) -> None:
+    found = cli("models", "check", "chaos")
+    assert found.err.startswith("asking chaos, which spoils the answers of scripted\n")
+    assert [line.split()[0] for line in found.out.splitlines()[:3]] == ["question", "chat", "stream"]
+    rows = {one["name"]: one for one in cli("models", "check", "scripted", "--json").document["findings"]}
+    assert rows["chat"]["verdict"] == "yes" and "Say hello" in rows["chat"]["told"]
+    assert "asking scripted, a script without a server\n" in cli("models", "check", "scripted").err
 
 
 def test_check_of_a_model_that_nobody_knows_is_bad_usage(cli: Cli) -> None:
