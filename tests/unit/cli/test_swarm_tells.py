@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kimi_ray import RolloutContext
 from kimi_ray.cli.progress import LineView, LiveView, LongTurns, counts_line
 from kimi_ray.hosts.swarm_words import LongTurn, SwarmProgress
 from kimi_ray.llm import ChatRequest, Step
@@ -48,16 +49,16 @@ def fine(request: ChatRequest) -> str:
     return "fine"
 
 
-async def scored(ctx: object) -> object:
-    item = ctx.item  # pyright: ignore
-    ctx.score("exact", item == "a")  # pyright: ignore
-    ctx.score("length", {"a": 3, "b": 4.5}[item])  # pyright: ignore
-    ctx.score("remark", "text")  # pyright: ignore
+async def scored(ctx: RolloutContext) -> object:
+    item = ctx.item
+    ctx.score("exact", item == "a")
+    ctx.score("length", {"a": 3, "b": 4.5}[item])
+    ctx.score("remark", "text")
     return {"label": item}
 
 
-async def flaky(ctx: object) -> str:
-    if ctx.attempt == 1:  # pyright: ignore
+async def flaky(ctx: RolloutContext) -> str:
+    if ctx.attempt == 1:
         raise ValueError("not yet")
     return "well"
 
