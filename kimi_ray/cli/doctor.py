@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from kimi_ray.cli import exits
+from kimi_ray.cli.doctor_settings import hook_line, permission_line, settings_facts
 from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
 from kimi_ray.cli.printing import print_json, safe, say
 from kimi_ray.cli.settings_of import IN_PROCESS, runtime_config
@@ -49,9 +50,11 @@ def doctor(
     address: Address = None,
     namespace: Namespace = None,
 ) -> None:
-    """Check this machine, the home, the cluster of --address and the model of --model.
+    """Check this machine, the home, the cluster of --address and the model of --model; show what applies to agents.
 
-    Exit 1 when something is a FAIL. With --json: {"ok", "checks": [{"check", "status", "detail", "fix"}]}.
+    Hooks (with their program only), permissions, MCP servers (by name) and Features are those of the settings.
+    Exit 1 when something is a FAIL. With --json: {"ok", "checks": [{"check", "status", "detail", "fix"}], "settings":
+    {"hooks", "permission_mode", "permissions", "mcp_servers", "mcp_installed", "features"}}.
     """
     config = runtime_config(home, address, namespace)
     findings: list[Finding] = []
@@ -63,8 +66,10 @@ def doctor(
             if finding.fix:
                 say(f"      {'':<13} -> {safe(finding.fix)}")
 
+    settings = settings_facts(config)
     checks: list[Callable[[], Iterator[Finding]]] = [
         _programs,
+        lambda: _settings(config, settings),
         lambda: _home(config, fix=fix),
         lambda: _memory(config),
         lambda: _cluster(config),
@@ -76,7 +81,7 @@ def doctor(
     ok = all(finding.status != "FAIL" for finding in findings)
     if json:
         rows = [{name: getattr(one, name) for name in ("check", "status", "detail", "fix")} for one in findings]
-        print_json({"ok": ok, "checks": rows})
+        print_json({"ok": ok, "checks": rows, "settings": settings})
     if not ok:
         raise typer.Exit(exits.FAILED)
 
@@ -101,6 +106,32 @@ def _programs() -> Iterator[Finding]:
         yield Finding("ray", "FAIL", ray, "pip install -U 'ray>=2.50', the same on every node")
     else:
         yield Finding("ray", "OK", ray)
+
+
+def _settings(config: RuntimeConfig, facts: dict[str, Any]) -> Iterator[Finding]:
+    for hook in facts["hooks"]:
+        fix = "correct its matcher: until then it never runs" if hook["problem"] else None
+        told = hook_line(hook) + (f" ({hook['problem']})" if hook["problem"] else "")
+        yield Finding("hook", "WARN" if hook["problem"] else "OK", told, fix)
+    if not facts["hooks"]:
+        yield Finding("hooks", "OK", "none")
+    yield Finding("permissions", "OK", permission_line(facts))
+    missing = bool(facts["mcp_servers"]) and not facts["mcp_installed"]
+    yield Finding(
+        "MCP servers",
+        "FAIL" if missing else "OK",
+        ", ".join(facts["mcp_servers"]) or "none",
+        'pip install "kimi-ray[mcp]", on every node' if missing else None,
+    )
+    if facts["features"]:
+        from kimi_ray.hosts.features import load_features
+
+        try:
+            load_features(config)
+        except KimiRayError as error:
+            yield _of_error("features", error)
+            return
+    yield Finding("features", "OK", ", ".join(facts["features"]) or "none")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

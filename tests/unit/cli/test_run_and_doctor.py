@@ -163,6 +163,48 @@ def test_doctor_says_how_to_mend(cli: Cli, place: Path, home: Path) -> None:
     assert all("->" in lines[at + 1] for at in failed)
 
 
+def test_doctor_shows_what_applies_to_agents_and_no_secret(cli: Cli, home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("""
+permission_mode = "auto"
+features = ["package.module:Weather"]
+[[hooks]]
+event = "PreToolUse"
+matcher = "Bash"
+command = "TOKEN=hidden-1 ./check.sh --key hidden-2"
+env = { KEY = "hidden-3" }
+[[hooks]]
+event = "Stop"
+matcher = "("
+command = "notify"
+[[permissions]]
+tool = "Bash(rm *)"
+decision = "deny"
+[[permissions]]
+tool = "Read"
+decision = "ask"
+[mcp_servers.search]
+url = "https://hidden-4.example.com/mcp"
+headers = { Authorization = "hidden-5" }
+""")
+    told = cli("doctor")
+    lines = [" ".join(line.split()) for line in told.out.splitlines()]
+    assert "OK hook PreToolUse (Bash): ./check.sh ..." in lines
+    assert any(line.startswith("WARN hook Stop ((): notify (the matcher '('") for line in lines)
+    assert "OK permissions mode auto; deny Bash(rm *); ask Read (auto: only the rules that deny count)" in lines
+    assert any("MCP servers search" in line for line in lines)
+    assert any(line.startswith("FAIL features the feature package.module:Weather cannot be") for line in lines)
+    (home / "config.toml").write_text(
+        (home / "config.toml").read_text().replace("package.module:Weather", "kimi_ray.features.todo:TodoFeature")
+    )
+    found = cli("doctor", "--json")
+    settings = found.document["settings"]
+    assert [(one["event"], one["matcher"]) for one in settings["hooks"]] == [("PreToolUse", "Bash"), ("Stop", "(")]
+    assert settings["permissions"][0] == {"tool": "Bash(rm *)", "decision": "deny"}
+    assert (settings["permission_mode"], settings["mcp_servers"]) == ("auto", ["search"])
+    assert "hidden" not in told.out + told.err + found.out + found.err
+
+
 def test_doctor_finds_and_removes_locks_of_the_dead(cli: Cli, home: Path) -> None:
     assert cli("run", "x", *BARE).code == 0
     stale = home / "writers" / "01ARZ3NDEKTSV4RRFFQ69G5FAV.lock"
