@@ -288,6 +288,26 @@ async def test_a_plain_function_has_the_grace_to_score_once_it_is_cancelled(tmp_
         assert asked == ["agent.closed"] and not stage.requests
 
 
+async def test_a_plain_function_that_is_cancelled_while_it_waits_is_told_and_may_score(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def rollout(ctx: RolloutContext) -> Any:
+        try:
+            ctx.run(ctx.agent.ask("hang"))
+        except KimiRayError as error:
+            told.append(error.code)
+        ctx.score("partial", 1)
+
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await _session(runtime, tmp_path, model)
+        stage.gate.clear()
+        handle = await session.start_swarm(None, ["a"], rollout=rollout, **BARE)
+        await stage.until_running(1)
+        await handle.cancel(5)
+        (row,) = (await handle.result(20)).rows
+        assert (row.status, row.scores, told) == ("cancelled", {"partial": 1}, ["turn.cancelled"])
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [
