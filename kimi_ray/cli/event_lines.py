@@ -21,7 +21,7 @@ def event_line(event: SessionEvent, width: int | None = 160) -> str:
 
 
 def event_text(event: SessionEvent) -> str:
-    """The line, and below it the whole text of a message or a tool result, indented."""
+    """The line, and below it, indented, the whole text of a message or a tool result, or where code of yours failed."""
     text = _full_text(event)
     if not text.strip():
         return event_line(event, None)
@@ -68,6 +68,10 @@ def _full_text(event: SessionEvent) -> str:
             return blocks_text(data["content"])
         if event.type in ("assistant/message", "tool/result"):
             return blocks_text(data["message"]["content"])
+        if event.type in ("prompt/completed", "turn/end"):
+            ended: Any = data
+            error: Any = ended.get("error") or ended.get("reason", {}).get("error") or {}
+            return str(error.get("details", {}).get("traceback") or "")
     except _OTHER_SHAPE:
         return ""
     return ""
@@ -144,6 +148,20 @@ def _result(data: Any) -> str:
     return ("failed: " if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
 
 
+def _hook(data: Any) -> str:
+    """How it ended comes before its command, which may be long."""
+    code = data.get("exit_code")
+    parts = [
+        str(data["event"]),
+        "blocked" if data["blocked"] else "did not block",
+        "" if code is None else f"exit {code}",
+        f"failed: {data['error']}" if data.get("error") else "",
+        f"said: {data['message']}" if data.get("message") else "",
+    ]
+    about = {key: data[key] for key in ("about", "duration_ms", "invoked", "command") if data.get(key) is not None}
+    return f"{', '.join(part for part in parts if part)}; {_pairs(about)}"
+
+
 _DESCRIBE: dict[str, Callable[[Any], str]] = {
     "log/forked": lambda d: (
         f"begins as {d['source']['session_id']}/{d['source']['agent_id']}"
@@ -175,5 +193,6 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
         f"profile {d['profile'].get('name')}, model {d.get('model')}{_place(d.get('workdir') or {})}"
     ),
     "subagent/failed": lambda d: f"{d['agent_id']}: {_error(d['error'])}",
+    "hook/result": _hook,
     "swarm/end": lambda d: f"{d['run_id']}: " + ", ".join(f"{n} {s}" for s, n in d["counts"].items()),
 }

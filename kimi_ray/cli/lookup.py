@@ -172,15 +172,16 @@ def _split_run(text: str) -> tuple[Path, str] | None:
 
 
 async def _in_directory(store: ReadStore, directory: Path, item: str) -> Stream:
+    from kimi_ray.cli.results import item_text
     from kimi_ray.runs.run_directory import read_manifest, read_rows
 
     run_id = str(read_manifest(directory)["run_id"])
     rows = {(row.item_id, row.repeat): row for row in read_rows(directory)}
     key = _chosen(rows, item) or _chosen(
-        {(row.item, row.repeat): row for row in rows.values() if isinstance(row.item, str)}, item, whole=True
+        {(item_text(row.item), row.repeat): row for row in rows.values()}, item, whole=True
     )
     if key is not None and key not in rows:
-        key = next(one for one, row in rows.items() if (row.item, row.repeat) == key)
+        key = next(one for one, row in rows.items() if (item_text(row.item), row.repeat) == key)
     if key is not None and rows[key].session_id and rows[key].agent_id:
         return Stream(str(rows[key].session_id), str(rows[key].agent_id))
     return await _in_headers(store, run_id, item)

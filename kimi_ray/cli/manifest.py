@@ -129,7 +129,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "features": ("name", "class", "doc", "tools", "profiles", "events", "commands", "services"),
     "services": ("scope", "name", "doc", "needs", "where"),
     "state": ("scope", "of", "name", "type", "doc"),
-    "hooks": ("name",),
+    "hooks": ("name", "doc"),
     "errors": ("name",),
     "config": ("name", "type", "default", "doc"),
 }

@@ -255,11 +255,35 @@ def _annotations_in(function: Any) -> dict[str, str]:
     return found
 
 
+_HOOK_EVENTS: dict[str, str] = {
+    "UserPromptSubmit": "A prompt is about to join the conversation. May say no.",
+    "UserPromptQueued": "A prompt waits behind others.",
+    "PreToolUse": "A tool call is about to start. May say no.",
+    "PostToolUse": "A tool call has its output.",
+    "PostToolUseFailure": "A tool call that had started failed.",
+    "PermissionRequest": "A tool call waits for an answer of the user.",
+    "PermissionResult": "A tool call that waited has its answer.",
+    "TurnStarted": "A turn has begun.",
+    "Stop": "A turn is about to complete. May say no, once a turn.",
+    "StopFailure": "A turn failed, or reached a limit.",
+    "Interrupt": "A user cancelled the turn.",
+    "SessionStart": "The main agent came to life, in a new session or an old one.",
+    "SessionEnd": "The main agent leaves its host.",
+    "SessionHeartbeat": "The main agent lives: every 60 s.",
+    "SubagentStart": "A subagent is about to start, and waits.",
+    "SubagentStop": "A subagent has answered.",
+    "TaskStarted": "A background task runs.",
+    "PreCompact": "Before a compaction; not fired until a runtime compacts.",
+    "PostCompact": "After a compaction; not fired until a runtime compacts.",
+    "Notification": "A background task has ended.",
+}
+
+
 def hook_facts() -> Rows:
     """Every event that a ``[[hooks]]`` table can name."""
     from kimi_ray.settings import HookEvent
 
-    return [{"name": name} for name in get_args(HookEvent)]
+    return [{"name": name, "doc": _HOOK_EVENTS[name]} for name in get_args(HookEvent)]
 
 
 def error_facts() -> Rows:

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.cli.printing import one_line, say, table, terminal_width
+from kimi_ray.cli.printing import counted, one_line, say, table, terminal_width
 
 if TYPE_CHECKING:
     from kimi_ray.runs import ResultRow, SwarmReport
@@ -63,7 +63,7 @@ def print_summary(report: SwarmReport) -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.totals.items() if count)
     usage = report.usage
     parts = [
-        f"{len(report.rows)} rollouts: {counts}",
+        f"{counted(len(report.rows), 'rollout')}: {counts}",
         f"{usage.total} tokens ({usage.output} of them output{', estimated' if usage.estimated else ''})",
         f"{report.wall_s:.1f} s",
     ]
@@ -78,13 +78,24 @@ def print_summary(report: SwarmReport) -> None:
 
 
 def name_of(row: ResultRow) -> str:
-    """The item itself if it is short text (a person knows it by that), else its id; safe, on one line."""
+    """What a person knows the item by, safe, on one line: itself if it is short text, or columns whose id is only their
+    hash; else its id."""
     item = row.item
-    if not isinstance(item, str) or len(item) > _NAME_CHARS or "\n" in item:
+    if not isinstance(item, str):
+        from kimi_ray.runs.canonical import sha256_hex
+
+        unnamed = row.item_id.startswith(sha256_hex(item)[:12])
+        return one_line(item_text(item) if unnamed else row.item_id, _NAME_COLUMNS)
+    if len(item) > _NAME_CHARS or "\n" in item:
         return one_line(row.item_id, _NAME_COLUMNS)
     if len(item) > _NAME_COLUMNS and not any(map(str.isspace, item)):
         item = "…" + item[1 - _NAME_COLUMNS :]  # of a path the end says more
     return one_line(item, _NAME_COLUMNS)
+
+
+def item_text(item: Any) -> str:
+    """An item as text: a string as it is, columns as JSON."""
+    return item if isinstance(item, str) else json.dumps(item, ensure_ascii=False, separators=(",", ":"))
 
 
 def _said(row: ResultRow) -> str:

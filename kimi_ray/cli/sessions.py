@@ -57,7 +57,7 @@ def tail(
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="TYPE", help="Only this type, or family: turn/end, llm.")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Whole texts of messages and results.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Whole texts of messages and results, and tracebacks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The events as they are stored, one JSON a line.")] = False,
     home: Home = None,
 ) -> None:

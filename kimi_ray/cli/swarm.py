@@ -10,7 +10,7 @@ import typer
 
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, BaseUrl, Home, InProcess, Json, Model, Namespace
-from kimi_ray.cli.printing import one_line, print_json, safe, say, tell
+from kimi_ray.cli.printing import counted, one_line, print_json, safe, say, tell
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import ConfigError
 
@@ -42,7 +42,8 @@ def swarm(
     model: Model = None,
     base_url: BaseUrl = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="agent, coder, explore or bare. [explore]")
+        str | None,
+        typer.Option("--profile", metavar="NAME", help="agent, coder, explore, plan, bare, or of a feature. [explore]"),
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT|@FILE", help="In place of the profile's.")
@@ -215,7 +216,8 @@ def _run(work: SwarmWork, retry: tuple[str, ...], *, json: bool) -> None:
     from kimi_ray.cli.results import report_data
     from kimi_ray.cli.swarm_course import run_swarm
 
-    tell(f"{len(work.plan.keys)} rollouts of {len(work.plan.items)} items, run directory {work.out}")
+    size = f"{counted(len(work.plan.keys), 'rollout')} of {counted(len(work.plan.items), 'item')}"
+    tell(f"{size}, run directory {work.out}")
     _print_left_out(work)
     ended = asyncio.run(run_swarm(work, retry=retry))
     if json:

@@ -116,4 +116,4 @@ def _about_file(path: str, shown: str) -> str:
 def _about_prompt(prompt: str) -> str:
     words = prompt.split()
     shown = " ".join(words[:_WORDS_SHOWN]) + (" ..." if len(words) > _WORDS_SHOWN else "")
-    return f"A prompt of {len(words)} words: {shown}"
+    return f"A prompt of {len(words)} {'word' if len(words) == 1 else 'words'}: {shown}"

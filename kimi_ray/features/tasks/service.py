@@ -118,7 +118,7 @@ class TaskService:
             raise AgentError("the agent is being closed", code="agent.closed")
         if len(self._running) >= self._limit:
             raise AgentError(
-                f"{len(self._running)} background tasks are running already, of {self._limit} at once",
+                f"the agent has {len(self._running)} of at most {self._limit} background tasks at once",
                 code="task.limit_exceeded",
                 hint="wait for one to end (WaitFor), or stop one (TaskStop)",
                 details={"running": sorted(self._running), "limit": self._limit},

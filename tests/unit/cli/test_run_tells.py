@@ -80,3 +80,9 @@ def test_the_number_of_tools_is_told_where_it_is_known(tools: object, told: str)
     data = {"header": {"model": "m", "tools": tools}, "reason": "initial"}
     line = json.dumps({"seq": 0, "time": 0, "type": "request/header", "data": data})
     assert event_line(parse_event(line.encode())).endswith(told)
+
+
+def test_the_end_of_a_hook_is_told_before_its_command() -> None:
+    data = {"event": "PreToolUse", "blocked": True, "exit_code": 2, "message": "no", "command": "x" * 300}
+    line = json.dumps({"seq": 0, "time": 0, "type": "hook/result", "data": data})
+    assert "PreToolUse, blocked, exit 2, said: no; command=xxx" in event_line(parse_event(line.encode()))

@@ -103,3 +103,29 @@ def test_a_failed_function_is_told_by_sessions_show(cli: Cli, place: Path, modul
     states = {agent["agent_id"]: agent["state"] for agent in shown["agents"]}
     assert (states[rows["a"].agent_id], states[rows["b"].agent_id]) == ("completed", "failed")
     assert rows["b"].error is not None and rows["b"].error.origin == "rollout"
+
+
+def test_columns_without_an_id_are_known_by_what_they_hold_and_a_traceback_is_in_the_whole_log(
+    cli: Cli, place: Path, module: str
+) -> None:
+    long = {"n": 3, "text": "word " * 40}
+    Path("items.jsonl").write_text('{"n": 1}\n' + json.dumps(long) + "\n")
+    Path(f"{module}.py").write_text(f"{MODULE}\nasync def fails(ctx):\n    raise KeyError('no such column')\n")
+    said = ("swarm", "--items", "items.jsonl", "--rollout", f"{module}:fails", "--in-process", "--out", "run")
+    result = cli(*said, "--model", "scripted", "--profile", "bare")
+    assert result.code == 1
+    assert '\n{"n":1}  ' in result.out and '\n{"n":3,"text":"word word word w…  ' in result.out
+    assert result.err.startswith("2 rollouts of 2 items, run directory run\n")
+    whole = cli("sessions", "tail", 'run:{"n":1}', "--type", "prompt/completed", "--full").out
+    assert "raise KeyError('no such column')" in whole and whole.rstrip().endswith("KeyError: 'no such column'")
+    cli(*said[:-1], "other", "--id-column", "n", "--limit", "1", "--model", "scripted", "--profile", "bare")
+    assert [row.item_id for row in read_rows("other")] == ["1"]
+    assert cli("sessions", "tail", "other:1", "--type", "prompt/completed").code == 0
+
+
+def test_one_is_told_as_one(cli: Cli, place: Path, module: str) -> None:
+    Path("items.txt").write_text("a\n")
+    model = ("--model", "scripted", "--profile", "bare", "--in-process")
+    result = cli("swarm", "{{item}}", "--items", "items.txt", "--out", "run", *model)
+    assert result.err.startswith("1 rollout of 1 item, run directory run\n")
+    assert "1 rollout: 1 completed" in result.out and "A prompt of 1 word: a" in result.out
