@@ -46,17 +46,20 @@ def test_the_first_rollout_function(cli: Cli, importable: Path) -> None:
     code = blocks("rollouts.md", "python")[0]
     assert code.startswith("# solve.py")
     (importable / "solve.py").write_text(code)
-    items = [{"question": "6 * 7?", "answer": "42"}, {"question": "?", "answer": "0"}]
+    items = [{"id": 1, "question": "6 * 7?", "answer": "42"}, {"id": 2, "question": "?", "answer": "0"}]
     (importable / "questions.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     (command,) = [line for line in blocks("rollouts.md", "sh")[0].splitlines() if "solve:rollout" in line]
-    assert (
-        command == "kimi-ray swarm 'Solve: {{question}}' --items questions.jsonl --rollout solve:rollout --max-steps 20"
+    assert command == (
+        "kimi-ray swarm 'Solve: {{question}}' --items questions.jsonl --id-column id --rollout solve:rollout"
+        " --max-steps 20"
     )
     said = (
         "swarm",
         "Solve: {{question}}",
         "--items",
         "questions.jsonl",
+        "--id-column",
+        "id",
         "--rollout",
         "solve:rollout",
         "--max-steps",
