@@ -70,11 +70,11 @@ def check(
     With --json: {"name", "model", "server", "works", "served", "findings": [{"name", "verdict", "told", "ms",
     "error"}], "settings", "table"}; interrupted: {"error", "findings"}.
     """
-    from kimi_ray.app import ModelCatalogue
+    from kimi_ray.cli.swarm_plan import find_model
     from kimi_ray.config import load_config
     from kimi_ray.llm.check import check_model
 
-    resolved = ModelCatalogue(load_config(home)).resolve(model, base_url)
+    resolved = find_model(load_config(home), model, base_url)
     course = _Course(quiet=json)
     if not json:
         tell(f"asking {_described(resolved)}")

@@ -99,12 +99,17 @@ def make_work(said: SwarmArguments, *, out: str | None, resume: str | None) -> S
 def find_model(config: RuntimeConfig, name: str | None, base_url: str | None) -> ResolvedModel:
     """The model that a command means: --model, else ``default_model``, else the only table.
 
+    A script that it names can be imported from the current directory.
+
     Raises:
         ConfigError: ``model.*``.
     """
     from kimi_ray.app import ModelCatalogue
 
-    return ModelCatalogue(config).resolve(name, base_url)
+    model = ModelCatalogue(config).resolve(name, base_url)
+    if isinstance(model.settings.script, str):
+        make_importable((model.settings.script,), os.getcwd())
+    return model
 
 
 def find_workdir(text: str | None, cwd: str, *, writes: bool = False) -> Workdir | None:

@@ -83,7 +83,7 @@ def test_the_checked_answer(cli: Cli, importable: Path) -> None:
     assert read_rows("run")[0].output == {"label": "bug", "why": "it says so"}
 
 
-def test_the_scripted_models(cli: Cli, importable: Path, home: Path) -> None:
+def test_the_scripted_models(cli: Cli, importable: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (DOCS / "models.md").read_text()
     code = next(code for code in blocks("models.md", "python") if "mymodel.py" in code)
     table = next(text for text in blocks("models.md", "toml") if "models.lister" in text)
@@ -93,6 +93,15 @@ def test_the_scripted_models(cli: Cli, importable: Path, home: Path) -> None:
     assert "kimi-ray run 'How many?' --model scripted:mymodel:counter\n" in page
     counted = cli("run", "How many?", "--model", "scripted:mymodel:counter", "--address", "in-process")
     assert (counted.code, counted.out.strip()) == (0, "Python files: 1"), counted.err
+    assert """In a table it is `script =\n"mymodel:counter"`""" in page
+    with (home / "config.toml").open("a") as config:
+        config.write('[models.counting]\nprovider = "scripted"\nscript = "mymodel:counter"\n')
+    bare_path = [entry for entry in sys.path if entry not in ("", str(importable))]
+    for command in (("run", "How many?", "--address", "in-process"), ("models", "check")):
+        monkeypatch.setattr(sys, "path", bare_path.copy())  # a console script has no current directory in it
+        monkeypatch.delitem(sys.modules, "mymodel", raising=False)
+        named = cli(*command, *(("--model",) if command[0] == "run" else ()), "counting")
+        assert named.code == 0, named.err
     assert "kimi-ray run 'What is here?' --model lister\n" in page
     listed = cli("run", "What is here?", "--model", "lister", "--address", "in-process", "--json")
     assert listed.code == 0 and listed.document["text"] == "Done.", listed.err
