@@ -89,9 +89,7 @@ async def test_the_generator_and_the_seed_are_those_of_the_attempt(tmp_path: Pat
 
     async with running(tmp_path) as (runtime, stage, model):
         session = await _session(runtime, tmp_path, model)
-        runs = [
-            await session.swarm(None, ["a", "b"], rollout=rollout, repeats=2, seed=5, **BARE) for _ in range(2)
-        ]
+        runs = [await session.swarm(None, ["a", "b"], rollout=rollout, repeats=2, seed=5, **BARE) for _ in range(2)]
         draws = [[row.output["draw"] for row in report.rows] for report in runs]
         assert draws[0] == draws[1] and len(set(draws[0])) == 4
         assert [row.output["seed"] for row in runs[0].rows] == [row.seed for row in runs[0].rows]

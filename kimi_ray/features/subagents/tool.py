@@ -39,9 +39,7 @@ _TASK_STATUS: dict[str, TaskStatus] = {
 class AgentArguments(Arguments):
     """What Agent takes."""
 
-    prompt: str = Field(
-        description="The whole task: the subagent knows nothing of this conversation, but for a fork"
-    )
+    prompt: str = Field(description="The whole task: the subagent knows nothing of this conversation, but for a fork")
     description: str = Field(description="What it is about, in 3 to 5 words")
     subagent_type: str | None = Field(default=None, description=f"Kind of subagent, by default {DEFAULT_PROFILE}")
     resume: str | None = Field(

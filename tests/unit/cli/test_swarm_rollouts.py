@@ -11,7 +11,7 @@ import pytest
 from kimi_ray.runs import read_manifest, read_rows
 from tests.unit.cli.conftest import Cli
 
-MODULE = '''
+MODULE = """
 from kimi_ray import RolloutContext
 from pydantic import BaseModel
 import os
@@ -31,7 +31,7 @@ def model(request):
 
 def judge(request):
     return '{"label": "x", "secret": 1}' if request.tools else "none"
-'''
+"""
 
 
 @pytest.fixture
