@@ -363,8 +363,8 @@ def _why(agent_id: str, status: SubagentStatus, timeout_s: float | None) -> Agen
         return AgentError(
             f"{agent_id} timed out after {timeout_s:g} s",
             code="agent.timed_out",
-            hint="give it more time (timeout_s of the call, subagent_timeout_s for the tools), or go on with it: its log"
-            " has what it did",
+            hint="give it more time (timeout_s of the call, subagent_timeout_s for the tools), or go on with it: its"
+            " log has what it did",
             details={"agent_id": agent_id, "timeout_s": timeout_s},
         )
     return AgentError(f"{agent_id} was cancelled", code="agent.cancelled", details={"agent_id": agent_id})
