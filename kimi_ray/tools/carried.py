@@ -205,15 +205,19 @@ def _used_by(name: str) -> set[str]:
     module = sys.modules.get(name)
     used: set[str] = set()
     for value in list(vars(module).values()) if module is not None else []:
-        other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        used |= {other} if isinstance(other, str) else set()
+        if isinstance(value, ModuleType):
+            # Python puts a module into its package's globals whoever imported it: that is no use of it.
+            used |= set() if value.__name__.rpartition(".")[0] == name else {value.__name__}
+        else:
+            other = getattr(value, "__module__", None)
+            used |= {other} if isinstance(other, str) else set()
     text = _source(name)
     package = name if module is not None and hasattr(module, "__path__") else name.rpartition(".")[0]
     used |= _imports_in(text, package) if text is not None else set()
     return {one for one in used if one and _is_there(one)}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _imports_in(text: bytes, package: str) -> frozenset[str]:
     """What may be modules among the names that a module's text imports; nothing for text that is no Python."""
     try:

@@ -107,6 +107,33 @@ def test_packages_and_relative_imports_count(tmp_path: Path, monkeypatch: pytest
         del sys.modules[module]
 
 
+def test_what_is_only_loaded_beside_a_tool_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A large package of one's own: what else of it is loaded is in the package's globals, and is no use of it."""
+    package = tmp_path / "large_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "used.py").write_text("TEXT = 'used'\n")
+    for number in range(20):
+        (package / f"other{number}.py").write_text(f"NUMBER = {number}\n")
+    (package / "tools.py").write_text(
+        "from kimi_ray.tools import tool\nfrom large_package import used\n\n"
+        "@tool\ndef look(what: str) -> str:\n    'Look.'\n    return used.TEXT\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    look = importlib.import_module("large_package.tools").look
+    before = code_digest(look)
+    for number in range(20):
+        importlib.import_module(f"large_package.other{number}")
+    assert code_digest(look) == before
+    (package / "other3.py").write_text("NUMBER = 33\n")
+    assert code_digest(look) == before
+    (package / "used.py").write_text("TEXT = 'used otherwise'\n")
+    assert code_digest(look) != before
+    for module in [module for module in sys.modules if module.startswith("large_package")]:
+        del sys.modules[module]
+
+
 FACTORY = """
 import f_tools_seed
 
