@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, tool_call
 
 ONE_TOOL = "scripted:tests.actors.fault_models:one_tool"
+SLOW_TOOL = "scripted:tests.actors.fault_models:slow_tool"
 ECHO = "scripted:tests.actors.fault_models:echo"
 HELD = "scripted:tests.actors.fault_models:held"
 FAST_ECHO = "scripted:tests.actors.fault_models:fast_echo"
@@ -31,6 +34,11 @@ def one_tool(request: ChatRequest) -> Step:
     if last["type"] == "tool-result":
         return Step(text=f"did {said(request)}", latency_s=LATENCY_S)
     return Step(tool_calls=(tool_call("look", {"what": said(request)}),), latency_s=LATENCY_S)
+
+
+def slow_tool(request: ChatRequest) -> Step:
+    """As ``one_tool``, slower, and each prompt by another time: whoever is told of a row finds others in the middle."""
+    return replace(one_tool(request), latency_s=LATENCY_S * (2 + crc32(said(request).encode()) % 12))
 
 
 def echo(request: ChatRequest) -> Step:

@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ HEALTH = {
 DRIVER = """
 import asyncio, json, os, sys
 from kimi_ray import KimiRayError, Profile, Runtime, Workdir
-from tests.actors.fault_models import ONE_TOOL, look
+from tests.actors.fault_models import ONE_TOOL, SLOW_TOOL, look
 
 address, home, source, rollouts = sys.argv[1:]
 PROFILE = Profile(name="looker", system_prompt="You look at things.")
@@ -78,6 +79,7 @@ async def run(runtime, mode):
     tell(node_id=chosen[0]["node_id"], pid=chosen[0]["pid"])
     await asyncio.to_thread(sys.stdin.readline)
     items = [f"thing {n}" for n in range(int(rollouts))]
+    options |= {"model": ONE_TOOL if mode == "drain" else SLOW_TOOL}
     handle = await session.start_swarm("{{item}}", items, workdir=Workdir.copy(source), **options)
     seen, drained = 0, None
     async for row in handle:
@@ -232,7 +234,7 @@ async def check_lost(home: Path, killed_at: float, told: dict[str, Any]) -> None
             old = logs[attempt["agent_id"]]
             assert counts(old)["prompt/submitted"] == 1, "the old log is kept and says what was asked"
             again.append(agent[0].time / 1000 - killed_at)
-    assert again, "the loss hit rollouts that ran"
+    assert again, ("the loss hit rollouts that ran", Counter(row["node_id"] for row in told["rows"]), took_s)
     print(
         f"lost node: {len(again)} rollouts of {ROLLOUTS} began again, after {statistics.median(again):.2f} s in the"
         f" median and {max(again):.2f} s at most; all rows {took_s:.2f} s after the kill; health checks: {HEALTH}"
