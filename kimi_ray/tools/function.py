@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import importlib
 import inspect
 import sys
 import threading
@@ -16,6 +15,7 @@ from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
 from kimi_ray.events import thaw
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.named_code import load_named, not_importable
 from kimi_ray.tools.results import error_output, value_output
 from kimi_ray.tools.schema import validate
 from kimi_ray.tools.signature import Function, read_signature
@@ -231,29 +231,12 @@ def load_tool(reference: str) -> Tool:
     Raises:
         ToolError: ``tool.not_importable``, with the import's own error; ``tool.bad_signature``.
     """
-    module_name, _, path = reference.partition(":")
-    if not module_name or not path:
-        raise _not_importable(reference, "it is not of the form package.module:function")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # a module's body may raise anything
-        raise _not_importable(reference, f"{type(error).__name__}: {error}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise _not_importable(reference, f"{module_name} has no {path}")
-        found = getattr(found, part)
+    found = load_named(reference, "tool")
     if not callable(found):
-        raise _not_importable(reference, f"{path} is a {type(found).__name__}, not a function or a tool")
+        raise not_importable(
+            reference, "tool", f"{reference.partition(':')[2]} is a {type(found).__name__}, not a function or a tool"
+        )
     return as_tool(found)
-
-
-def _not_importable(reference: str, why: str) -> ToolError:
-    return ToolError(
-        f"the tool {reference!r} cannot be imported: {why}",
-        code="tool.not_importable",
-        hint="its module must be importable on every node: install it there, or pass it by runtime_env",
-        details={"reference": reference, "reason": why},
-    )
 
 
 def _rebuild(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from kimi_ray.errors import RunError, ToolError
+from kimi_ray.errors import RunError
 from kimi_ray.tools.carried import CarriedTool
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.named_code import load_named
 
 Rollout = Callable[[Any], Any]
 """``async def rollout(ctx: RolloutContext) -> ...``, or a plain function, which runs in a thread."""
@@ -58,25 +58,10 @@ def carried_rollout(thing: str | Rollout) -> CarriedTool:
         ToolError: ``tool.not_importable``.
         RunError: ``swarm.bad_rollout`` for what cannot be called with one argument.
     """
-    function = _load(thing) if isinstance(thing, str) else thing
+    function = load_named(thing, "rollout function") if isinstance(thing, str) else thing
     name = thing if isinstance(thing, str) else _name_of(function)
     _check(function, name)
     return CarriedTool(cast("Tool", RolloutFunction(function, name)))
-
-
-def _load(reference: str) -> Any:
-    module_name, _, path = reference.partition(":")
-    if not module_name or not path:
-        raise _not_importable(reference, "it is not of the form package.module:function")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # a module's body may raise anything
-        raise _not_importable(reference, f"{type(error).__name__}: {error}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise _not_importable(reference, f"{module_name} has no {path}")
-        found = getattr(found, part)
-    return found
 
 
 def _name_of(function: Any) -> str:
@@ -106,14 +91,4 @@ def _bad(name: str, why: str) -> RunError:
         code="swarm.bad_rollout",
         hint="write async def rollout(ctx: kimi_ray.RolloutContext): ... and return what the row's output is to be",
         details={"rollout": name},
-    )
-
-
-def _not_importable(reference: str, why: str) -> ToolError:
-    return ToolError(
-        f"the rollout function {reference!r} cannot be imported: {why}",
-        code="tool.not_importable",
-        hint="write package.module:function; the module must be importable on every node: install it there, or pass it"
-        " by runtime_env",
-        details={"reference": reference, "reason": why},
     )
