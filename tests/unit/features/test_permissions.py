@@ -30,13 +30,13 @@ def book(*rules: tuple[str, str]) -> RuleBook:
     return RuleBook(PermissionRule.model_validate({"tool": tool, "decision": decision}) for tool, decision in rules)
 
 
-def file_call(tool: str, path: str, *, root: str = "/work", real: str | None = None) -> Call:
+def file_call(tool: str, path: str, *, root: str = "/place", real: str | None = None) -> Call:
     written = path if path.startswith("/") else f"{root}/{path}"
     return Call(tool, {"path": path}, root, (FileNames(written, (real or written,), tool in ("Write", "Edit")),))
 
 
 def command(line: str) -> Call:
-    return Call("Bash", {"command": line}, "/work", command=line)
+    return Call("Bash", {"command": line}, "/place", command=line)
 
 
 def judged(
@@ -74,7 +74,7 @@ def judged(
         ("a{b,c}/x", "ac/x", True),
         ("secrets/**", "secrets", True),
         ("Secrets/*", "secrets/.", True),
-        ("/work/secrets/**", "secrets", True),
+        ("/place/secrets/**", "secrets", True),
         ("deep/secrets/**", "deep", False),
         ("*/**", "a.py", False),
         ("src/*/**", "src/a.py", False),
@@ -87,7 +87,7 @@ def test_a_pattern_over_paths(pattern: str, path: str, meant: bool) -> None:
 
 
 def test_a_link_is_judged_by_both_of_its_names() -> None:
-    link = file_call("Read", "notes.txt", real="/work/secrets/key")
+    link = file_call("Read", "notes.txt", real="/place/secrets/key")
     assert judged(link, "auto", book(("Read(secrets/**)", "deny"))) == "deny rule"
     assert judged(link, "auto", book(("Read(notes.txt)", "deny"))) == "deny rule"
     inward = file_call("Write", "src/a", real="/etc/passwd")
@@ -99,8 +99,8 @@ def test_allow_is_exact_about_letters_and_needs_every_file() -> None:
     rules = book(("Move(src/**)", "allow"))
     assert rules.allowing(file_call("Move", "SRC/a")) is None
     one, other = file_call("Move", "src/a").files[0], file_call("Move", "out/a").files[0]
-    assert rules.allowing(Call("Move", {}, "/work", (one, other))) is None
-    assert book(("Move(src/**)", "allow"), ("Move(out/**)", "allow")).allowing(Call("Move", {}, "/work", (one, other)))
+    assert rules.allowing(Call("Move", {}, "/place", (one, other))) is None
+    assert book(("Move(src/**)", "allow"), ("Move(out/**)", "allow")).allowing(Call("Move", {}, "/place", (one, other)))
 
 
 def test_to_allow_all_in_a_directory_is_not_to_allow_the_directory() -> None:
@@ -121,7 +121,7 @@ async def test_a_real_call_is_seen_through_links(tmp_path: Path) -> None:
 
 
 def test_rules_over_other_tools_see_their_arguments_and_globs_their_names() -> None:
-    call = Call("deploy", {"env": "prod", "force": True}, "/work")
+    call = Call("deploy", {"env": "prod", "force": True}, "/place")
     assert judged(call, "auto", book(('deploy(*"prod"*)', "deny"))) == "deny rule"
     assert judged(call, "auto", book(('deploy(*"test"*)', "deny"))) == "allow mode"
     assert judged(Call("mcp__db__drop", {}, "/"), "auto", book(("mcp__db__*", "deny"))) == "deny rule"
@@ -148,7 +148,7 @@ def test_policies_decide_in_their_order(tmp_path: Path) -> None:
     )
     cases: list[tuple[Call, str, str, str]] = [
         # call, manual, auto, yolo
-        (Call("AskUserQuestion", {}, "/work"), "allow default", "deny mode", "allow mode"),
+        (Call("AskUserQuestion", {}, "/place"), "allow default", "deny mode", "allow mode"),
         (command("rm x"), "deny rule", "deny rule", "deny rule"),
         (command("git status"), "ask rule", "allow mode", "ask rule"),
         (command("ls -l"), "allow rule", "allow mode", "allow rule"),
@@ -160,8 +160,8 @@ def test_policies_decide_in_their_order(tmp_path: Path) -> None:
         (file_call("Read", ".env"), "ask sensitive", "allow mode", "ask sensitive"),
         (file_call("Write", ".git/hooks/pre-commit"), "ask git", "allow mode", "ask git"),
         (file_call("Write", "a.py"), "ask mode", "allow mode", "allow mode"),
-        (Call("TodoList", {}, "/work"), "allow default", "allow mode", "allow mode"),
-        (Call("my_tool", {}, "/work"), "ask mode", "allow mode", "allow mode"),
+        (Call("TodoList", {}, "/place"), "allow default", "allow mode", "allow mode"),
+        (Call("my_tool", {}, "/place"), "ask mode", "allow mode", "allow mode"),
     ]
     for call, manual, auto, yolo in cases:
         found = [judged(call, mode, everything) for mode in ("manual", "auto", "yolo")]
