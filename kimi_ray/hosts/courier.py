@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, RuntimeFault, error_from_data
 from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost
@@ -85,6 +86,8 @@ class Courier:
         """What went wrong where nobody waited for it, the newest."""
         self._routes: dict[Stream, Route] = {}
         self._waiters: dict[str, OutcomeWaiter] = {}
+        self._unanswered: set[asyncio.Future[None]] = set()
+        """Of the prompts that are on their way: whether each is accepted."""
         self._results: dict[PromptKey, asyncio.Future[Outcome]] = {}
         self._resolved_for: dict[PromptKey, int] = {}
         self._dirty: dict[Stream, Route] = {}
@@ -136,7 +139,7 @@ class Courier:
         """
         self.check_loop()
         if self.closed:
-            raise RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
+            raise _runtime_closed()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that this process owns; it is cancelled at the close."""
@@ -170,10 +173,8 @@ class Courier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        gone = RuntimeFault("the runtime is closed", code="runtime.closed")
-        for route in self._routes.values():
-            self._fail(route, gone)
-        for future in self._results.values():
+        gone = _runtime_closed()
+        for future in (*self._unanswered, *self._results.values()):
             if not future.done():
                 future.set_exception(gone)
                 future.exception()
@@ -206,7 +207,8 @@ class Courier:
         for prompt in prompts:
             accepted: asyncio.Future[None] = self.loop.create_future()
             # Nobody need await it: the error is then told by the result.
-            accepted.add_done_callback(_seen)
+            accepted.add_done_callback(self._answered)
+            self._unanswered.add(accepted)
             entries.append(Entry(route.made, prompt, accepted))
             route.made += 1
         route.queue.extend(entries)
@@ -215,14 +217,15 @@ class Courier:
 
     async def outcome(self, route: Route, entry_accepted: asyncio.Future[None], prompt_id: str) -> Outcome:
         """The end of a prompt, wherever its agent is by then."""
-        self.check_loop()
+        self.check_open()
         await asyncio.shield(entry_accepted)
         key = (route.stream, prompt_id)
         future = self._results.get(key)
         if future is None:
             future = self._results[key] = self.loop.create_future()
             future.add_done_callback(lambda done: self._forget_result(key, done))
-            await self._wait_at(route, key)
+            # Not awaited: whoever asks next relies on it that somebody waits, also when this caller gives up.
+            self.spawn(self._wait_at(route, key))
         return await asyncio.shield(future)
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -307,7 +310,12 @@ class Courier:
             if route.resolving is None:
                 self._start_resolving(route)
             task = route.resolving
-            error = await asyncio.shield(task) if task is not None else None
+            try:
+                error = await asyncio.shield(task) if task is not None else None
+            except asyncio.CancelledError as cancelled:
+                if ends_this_task(cancelled):
+                    raise
+                raise _runtime_closed() from None  # it was the search that was ended
             if error is not None:
                 raise error
         return route.host
@@ -329,6 +337,10 @@ class Courier:
         if route.queue:
             self._mark(route)
         return None
+
+    def _answered(self, accepted: asyncio.Future[None]) -> None:
+        _seen(accepted)
+        self._unanswered.discard(accepted)
 
     def _fail(self, route: Route, error: KimiRayError) -> None:
         queue, route.queue = route.queue, []
@@ -409,6 +421,10 @@ def _elsewhere(code: str) -> bool:
 def _seen(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _runtime_closed() -> RuntimeFault:
+    return RuntimeFault("the runtime is closed", code="runtime.closed", hint="connect again")
 
 
 def _closed(session_id: str) -> AgentError:

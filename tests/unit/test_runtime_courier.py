@@ -178,3 +178,72 @@ async def test_close_answers_everybody() -> None:
         with pytest.raises(KimiRayError):
             made.submit(route, [PromptSpec("b")])
         assert not hosts.calls
+
+
+async def test_whoever_submits_while_the_runtime_closes_hears_of_it() -> None:
+    async with courier() as (made, hosts):
+        route = made.route(stream(1), lambda suspect: hosts.resolve(stream(1), suspect))
+        await made._host(route)
+        hosts.place[stream(1)] = "h1"
+        hosts.lines[(route.caller, "h1")] = -1  # the call hangs: one before it never came
+        (entry,) = made.submit(route, [PromptSpec("p")])
+        waiting = asyncio.ensure_future(made.outcome(route, entry.accepted, "p"))
+        while not hosts.calls:
+            await asyncio.sleep(0.001)
+        await made.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(RuntimeFault) as raised:
+                await asyncio.shield(entry.accepted)
+            assert raised.value.code == "runtime.closed"
+            with pytest.raises(RuntimeFault):
+                await waiting
+
+
+async def test_whoever_looks_for_an_agent_while_the_runtime_closes_hears_of_it_and_is_not_cancelled() -> None:
+    async with courier() as (made, _hosts):
+        looking = asyncio.Event()
+
+        async def never(_suspect: str | None) -> str:
+            looking.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        route = made.route(stream(1), never)
+        waiting = asyncio.ensure_future(made.call(route, "cancel", group="control"))
+        (entry,) = made.submit(route, [PromptSpec("p")])
+        await looking.wait()
+        await made.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(RuntimeFault) as raised:
+                await waiting
+            assert raised.value.code == "runtime.closed"
+            with pytest.raises(RuntimeFault):
+                await asyncio.shield(entry.accepted)
+
+
+async def test_a_result_that_was_given_up_while_its_agent_was_looked_for_can_be_waited_for_again() -> None:
+    async with courier() as (made, hosts):
+        route = made.route(stream(1), lambda suspect: hosts.resolve(stream(1), suspect))
+        (entry,) = made.submit(route, [PromptSpec("p")])
+        await entry.accepted
+        made._lose(route, "h1")
+        first = asyncio.ensure_future(made.outcome(route, entry.accepted, "p"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert route.resolving is not None
+        first.cancel()
+        await asyncio.wait([first])
+        async with asyncio.timeout(5):
+            outcome = await made.outcome(route, entry.accepted, "p")
+        assert outcome.result.state == "completed"
+
+
+async def test_large_prompts_of_blocks_are_spread_over_calls_as_texts_are() -> None:
+    async with courier() as (made, hosts):
+        route = made.route(stream(1), lambda suspect: hosts.resolve(stream(1), suspect))
+        await made._host(route)
+        blocks = ({"type": "text", "text": "x" * (10 << 20)},)
+        entries = made.submit(route, [PromptSpec(f"p{number}", content=blocks) for number in range(3)])
+        await asyncio.gather(*(entry.accepted for entry in entries))
+        assert sorted(count for _, _, count in hosts.calls) == [1, 1, 1]
+        assert hosts.accepted[stream(1)] == ["p0", "p1", "p2"]
