@@ -63,6 +63,8 @@ class Journal:
         self.store_wait_ms = 0
         self._read_blob = read_blob
         self._blobs: dict[str, bytes] = {}
+        self._unstored: set[str] = set()
+        """Of these blobs, those that no flush has covered: nobody could read them from the store."""
         self._wire: list[Message] = []
         self._wire_through = 0
         self._wire_generation = 0
@@ -90,7 +92,9 @@ class Journal:
         Raises:
             StoreError: ``store.unavailable``, ``store.fenced``, ...
         """
+        covered = frozenset(self._unstored)
         await self.durable.flush()
+        self._unstored -= covered
 
     async def wait_for_store(self, *, durable: bool) -> None:
         """On the turn's own path: wait for room and, with ``durable``, until all of it is durable.
@@ -104,7 +108,7 @@ class Journal:
         try:
             await self.durable.wait_for_room()
             if durable:
-                await self.durable.flush()
+                await self.flush()
         finally:
             self.store_wait_ms += round((time.monotonic() - began) * 1000)
 
@@ -132,11 +136,12 @@ class Journal:
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         self.durable.attach_blob(digest, raw)
         self._blobs[digest] = raw
+        self._unstored.add(digest)
         return {"$blob": digest, "bytes": len(raw)}
 
     def forget_blobs(self) -> None:
-        """Everything is durable: blobs need not stay in memory, who wants one again reads it."""
-        self._blobs.clear()
+        """Blobs that are in the store need not stay in memory: who wants one again reads it."""
+        self._blobs = {digest: self._blobs[digest] for digest in self._unstored}
 
     async def wire_messages(self) -> list[Message]:
         """What goes over the wire now: every tool call answered, every blob in place.

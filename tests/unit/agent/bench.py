@@ -38,6 +38,8 @@ class MemoryStore:
         self.durable_seq = 0
         self.flushes: list[int] = []
         self.blobs: dict[str, bytes] = {}
+        """Those that can be read."""
+        self._attached: dict[str, bytes] = {}
         self.error: KimiRayError | None = None
         self.room = asyncio.Event()
         self.room.set()
@@ -49,13 +51,15 @@ class MemoryStore:
         self.lines.append(event.line)
 
     def attach_blob(self, digest: str, data: bytes) -> None:
-        self.blobs[digest] = data
+        self._attached[digest] = data
 
     async def flush(self) -> None:
+        covered = dict(self._attached)
         await asyncio.sleep(0)
         await self.disk.wait()
         if self.error is not None:
             raise self.error
+        self.blobs.update(covered)
         self.durable_seq = len(self.lines)
         self.flushes.append(self.durable_seq)
 
