@@ -10,7 +10,8 @@ from typing import Any
 
 from kimi_ray.errors import KimiRayError, RunError, as_error, error_from_data
 from kimi_ray.hosts.ports import is_lost
-from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
+from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmKey, SwarmProgress, SwarmSpec
+from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.plan import RunPlan
@@ -73,6 +74,7 @@ class SwarmHandle:
         self._wake_parent = wake_parent
         self._link = link
         self._plan = plan
+        self._key = SwarmKey(link.id, plan.run_id, new_ulid())
         self._agent = agent
         self._sink = sink
         self._run_dir = run_dir
@@ -181,9 +183,7 @@ class SwarmHandle:
             KimiRayError: the host could not be asked (``infra.*``, ``swarm.not_found`` while it is being replaced).
         """
         if self._last_progress is None:
-            self._picture = await self._link.call(
-                "swarm_progress", self._link.id, self.run_id, group="control", timeout_s=_CALL_S
-            )
+            self._picture = await self._link.call("swarm_progress", self._key, group="control", timeout_s=_CALL_S)
         return self._last_progress or self._picture
 
     async def _watch(self) -> None:
@@ -205,11 +205,9 @@ class SwarmHandle:
         self._cancelled = (grace_s, mode)
         if not self.done:
             try:
-                await self._link.call(
-                    "cancel_swarm", self._link.id, self.run_id, grace_s, mode, group="control", timeout_s=_CALL_S
-                )
+                await self._link.call("cancel_swarm", self._key, grace_s, mode, group="control", timeout_s=_CALL_S)
             except RunError as error:
-                if error.code != "swarm.not_found":
+                if error.code not in ("swarm.not_found", "swarm.taken_over"):
                     raise
 
     async def _iterate(self) -> AsyncIterator[ResultRow]:
@@ -267,6 +265,7 @@ class SwarmHandle:
             keep_workdirs=plan.keep_workdirs,
             price_date=agent.price_date,
             parent=agent.parent,
+            command=self._key.command,
         )
         if self._wake_parent is not None:
             await self._wake_parent()
@@ -292,7 +291,7 @@ class SwarmHandle:
                     feeder.cancel()
                     await asyncio.gather(feeder, return_exceptions=True)
             self._last_progress = await self.refresh()
-            await self._link.call("forget_swarm", self._link.id, self.run_id, group="control", timeout_s=_CALL_S)
+            await self._link.call("forget_swarm", self._key, group="control", timeout_s=_CALL_S)
         except asyncio.CancelledError as error:
             failure = error
             raise
@@ -314,7 +313,7 @@ class SwarmHandle:
         try:
             await self._feed_all(keys)
         except KimiRayError as error:
-            if error.code in (*_ELSEWHERE, "session.closed"):
+            if error.code in (*_ELSEWHERE, "session.closed", "swarm.taken_over"):
                 # The reader hears the same and knows what to do.
                 return
             await self._stop_for(error)
@@ -339,13 +338,13 @@ class SwarmHandle:
             await self._send(chunk)
 
     async def _send(self, chunk: list[Rollout]) -> None:
-        await self._link.call("feed_swarm", self._link.id, self.run_id, chunk, group="wait", timeout_s=_FEED_S)
+        await self._link.call("feed_swarm", self._key, chunk, group="wait", timeout_s=_FEED_S)
 
     async def _read(self) -> None:
         cursor = 0
         while True:
             page: RowPage = await self._link.call(
-                "read_rows", self._link.id, self.run_id, cursor, _PAGE, _READ_S, group="wait", timeout_s=_READ_S + 10.0
+                "read_rows", self._key, cursor, _PAGE, _READ_S, group="wait", timeout_s=_READ_S + 10.0
             )
             cursor = page.next_cursor
             await self._take(page)

@@ -9,7 +9,7 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 
-_WORK_FAILED = frozenset({"swarm.failed", "swarm.incomplete", "run.write_failed", "run.in_use"})
+_WORK_FAILED = frozenset({"swarm.failed", "swarm.incomplete", "swarm.taken_over", "run.write_failed", "run.in_use"})
 _USAGE = frozenset(
     {
         "agent.not_found",

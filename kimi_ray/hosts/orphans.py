@@ -67,7 +67,9 @@ async def living_agents(cluster: Cluster, session_id: str) -> dict[str, list[Str
     return {host: streams for host, streams in zip(hosts, of_session, strict=True) if streams}
 
 
-async def stop_agents(cluster: Cluster, session_id: str, where: Mapping[str, str], claim: str, within_s: float) -> None:
+async def stop_agents(
+    cluster: Cluster, session_id: str, where: Mapping[str, str], claim: str | None, within_s: float
+) -> None:
     """Close agents of a session, each where it is known to live.
 
     Raises:

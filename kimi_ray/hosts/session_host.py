@@ -27,10 +27,11 @@ from kimi_ray.hosts.orphans import adopt_living
 from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.session_forking import SessionForking
 from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
+from kimi_ray.hosts.session_swarms import is_run_by, taken_over
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, ReadyChild, SpawnSubagent
 from kimi_ray.hosts.swarm_run import SwarmRun
-from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmProgress, SwarmSpec
+from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmKey, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.tool_check import check_tools
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
@@ -356,9 +357,9 @@ class SessionHost:
     # -- swarms -----------------------------------------------------------------------------------------------------
 
     async def start_swarm(self, spec: SwarmSpec) -> None:
-        """Begin a swarm; its rollouts follow in ``feed_swarm``. The same run id again is the same swarm."""
+        """Begin a swarm, or take it over from another command; its rollouts follow in ``feed_swarm``."""
         live = self._session(spec.session_id)
-        if spec.run_id in live.swarms:
+        if is_run_by(live, spec):
             return
         await check_tools(self._cluster, self._services.registry, live.spec.main.stream, spec.code, spec.node_id)
         await live.start_swarm(
@@ -367,28 +368,28 @@ class SessionHost:
             still_here=lambda: self._session(spec.session_id),  # it may have been handed over meanwhile
         )
 
-    async def feed_swarm(self, session_id: str, run_id: str, rollouts: list[Rollout]) -> None:
+    async def feed_swarm(self, key: SwarmKey, rollouts: list[Rollout]) -> None:
         """The next rollouts of a swarm; returns when it wants more."""
-        await self._swarm(session_id, run_id).feed(rollouts)
+        await self._swarm(key).feed(rollouts)
 
-    async def read_rows(self, session_id: str, run_id: str, cursor: int, max_rows: int, wait_s: float) -> RowPage:
+    async def read_rows(self, key: SwarmKey, cursor: int, max_rows: int, wait_s: float) -> RowPage:
         """What has ended, from a cursor on (``SwarmRun.read``)."""
-        return await self._swarm(session_id, run_id).read(cursor, max_rows, wait_s)
+        return await self._swarm(key).read(cursor, max_rows, wait_s)
 
-    async def swarm_progress(self, session_id: str, run_id: str) -> SwarmProgress:
+    async def swarm_progress(self, key: SwarmKey) -> SwarmProgress:
         """Where a swarm stands."""
-        return await self._swarm(session_id, run_id).progress()
+        return await self._swarm(key).progress()
 
-    async def cancel_swarm(self, session_id: str, run_id: str, grace_s: float, mode: CancelMode = "cancel") -> None:
+    async def cancel_swarm(self, key: SwarmKey, grace_s: float, mode: CancelMode = "cancel") -> None:
         """Stop a swarm; returns at once, the rows follow (``SwarmRun.cancel``)."""
-        self._swarm(session_id, run_id).cancel(grace_s, mode)
+        self._swarm(key).cancel(grace_s, mode)
 
-    async def forget_swarm(self, session_id: str, run_id: str) -> None:
+    async def forget_swarm(self, key: SwarmKey) -> None:
         """All rows of a swarm that is over have been read. Idempotent."""
-        live = self._sessions.get(session_id)
-        swarm = live.swarms.get(run_id) if live is not None else None
-        if live is not None and swarm is not None and swarm.done:
-            del live.swarms[run_id]
+        live = self._sessions.get(key.session_id)
+        swarm = live.swarms.get(key.run_id) if live is not None else None
+        if live is not None and swarm is not None and swarm.done and swarm.command == key.command:
+            del live.swarms[key.run_id]
 
     def _fenced(self, live: LiveSession, error: KimiRayError) -> None:
         """The session lives on another host: this one was taken for lost, and must not touch it any more."""
@@ -538,14 +539,16 @@ class SessionHost:
             raise _not_live(session_id, self._name)
         return live
 
-    def _swarm(self, session_id: str, run_id: str) -> SwarmRun:
-        swarm = self._session(session_id).swarms.get(run_id)
+    def _swarm(self, key: SwarmKey) -> SwarmRun:
+        swarm = self._session(key.session_id).swarms.get(key.run_id)
         if swarm is None:
             raise RunError(
-                f"session {session_id} has no swarm {run_id}",
+                f"session {key.session_id} has no swarm {key.run_id}",
                 code="swarm.not_found",
-                details={"session_id": session_id, "run_id": run_id},
+                details={"session_id": key.session_id, "run_id": key.run_id},
             )
+        if swarm.command != key.command:
+            raise taken_over(key.session_id, key.run_id)
         return swarm
 
     @asynccontextmanager

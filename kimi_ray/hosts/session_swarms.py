@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.errors import AgentError, KimiRayError, RunError
 from kimi_ray.hosts.permission_calls import mode_of
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.stored_agents import read_agent
@@ -28,19 +30,42 @@ async def begin_swarm(
     live: LiveSession, spec: SwarmSpec, fenced: Callable[[KimiRayError], None], still_here: Callable[[], object]
 ) -> None:
     """See ``LiveSession.start_swarm``."""
-    if spec.run_id in live.swarms:
-        return
+    async with live.recovery.starting(spec.run_id):
+        if not is_run_by(live, spec):
+            await _begin(live, spec, fenced, still_here)
+
+
+def is_run_by(live: LiveSession, spec: SwarmSpec) -> bool:
+    """Whether a swarm has begun for the command that asks for it."""
+    swarm = live.swarms.get(spec.run_id)
+    return swarm is not None and swarm.command == spec.command
+
+
+def taken_over(session_id: str, run_id: str) -> RunError:
+    """What a command hears whose swarm another one goes on with."""
+    return RunError(
+        f"another command goes on with the run {run_id}",
+        code="swarm.taken_over",
+        hint="its rows are in the run directory of that command",
+        details={"session_id": session_id, "run_id": run_id},
+    )
+
+
+async def _begin(
+    live: LiveSession, spec: SwarmSpec, fenced: Callable[[KimiRayError], None], still_here: Callable[[], object]
+) -> None:
     if spec.parent != MAIN:
         await live.agent_host(spec.parent, live.host_of(spec.parent), None)
         spec = replace(spec, depth=await _depth_of(live, spec.parent) + 1)
     spec = replace(spec, permission_mode=await mode_of(live, spec.parent), models=live.models_for(spec.profile))
     await live.recovery.remember_run(spec.run_id, spec.parent)
-    if not live.known_empty:
-        spec = await live.recovery.swarm(spec)
+    handed = await _handed_over(live, spec)
+    if not live.known_empty or live.recovery.has_begun(spec.run_id):
+        spec = await live.recovery.swarm(spec, handed)
+    await _free_places(live, spec, handed)
     spec = replace(spec, claim=live.spec.nonce, total_limits=await live.limits_left(spec.total_limits))
     still_here()
-    if spec.run_id in live.swarms:
-        return
+    live.recovery.begins(spec.run_id)
     log = live.log_of(spec.parent)
 
     async def flush_log() -> None:
@@ -66,6 +91,30 @@ async def begin_swarm(
         node_of=partial(node_of_directory, live.services.store),
     )
     live.swarms[spec.run_id] = SwarmRun(spec, services)
+
+
+async def _handed_over(live: LiveSession, spec: SwarmSpec) -> dict[str, str]:
+    """Take a swarm over from the command that ran it until now; gives the agents that live on, with their hosts.
+
+    Its driver may be gone without a word: what it has not acknowledged would come twice, and what it had and wants to
+    run again would not come at all. So nothing of the swarm but its logs and its living agents is used again.
+    """
+    swarm = live.swarms.get(spec.run_id)
+    if swarm is None:
+        return {}
+    handed = await swarm.hand_over(taken_over(live.id, spec.run_id))
+    live.tree.settle(spec.run_id, swarm.spent_by_ended)
+    # Recovery looks at the stored logs.
+    await live.flush()
+    live.recovery.living.update(handed)
+    return handed
+
+
+async def _free_places(live: LiveSession, spec: SwarmSpec, handed: dict[str, str]) -> None:
+    """The places of those that were handed over and do not live on."""
+    kept = {one.agent_id for one in spec.going_on.values() if one.ended is None}
+    gone = Counter(host for agent_id, host in handed.items() if agent_id not in kept)
+    await asyncio.gather(*(live.services.registry.released(host, count) for host, count in gone.items()))
 
 
 async def tell_ancestors(live: LiveSession, agent_id: str, reason: str) -> None:

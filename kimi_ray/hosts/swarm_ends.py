@@ -8,7 +8,7 @@ at.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, error_from_data
@@ -19,7 +19,8 @@ from kimi_ray.hosts.swarm_events import ended_event
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import SwarmSpec
 
-_CLOSE_S = 35.0
+_CANCEL_S, _CLOSE_S = 10.0, 35.0
+_CANCELS_AT_ONCE = 64
 _POSITIONS_IN_END = 1000
 
 
@@ -70,6 +71,27 @@ class SwarmEnds:
         refused = acks[0].error
         if refused is not None and refused["code"] == "session.fenced":
             self._services.fenced(error_from_data(refused))
+
+    async def cancel_agents(self, attempts: Sequence[Attempt], limit: dict[str, Any] | None) -> None:
+        """Cancel what these do, for the total limit that they have reached, if it is one."""
+        gate = asyncio.Semaphore(_CANCELS_AT_ONCE)
+        cause = "cancelled" if limit is None else "limit"
+
+        async def send(attempt: Attempt) -> None:
+            attempt.cancelling = True
+            asked = (attempt.stream, attempt.prompt_id, cause, limit, self._spec.claim)
+            async with gate:
+                try:
+                    await self._services.cluster.peer(attempt.host).call(
+                        "cancel", *asked, timeout_s=_CANCEL_S, group="control"
+                    )
+                except KimiRayError as error:
+                    if error.code == "session.fenced":
+                        self._services.fenced(error)
+                    elif not is_lost(error.code) and error.code != "agent.not_found":
+                        raise
+
+        await asyncio.gather(*(send(attempt) for attempt in attempts))
 
     async def finish(self, counts: Mapping[str, int]) -> None:
         """The swarm has ended: ``swarm/end``, behind the words on all attempts."""

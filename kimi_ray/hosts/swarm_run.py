@@ -31,6 +31,7 @@ from kimi_ray.hosts.swarm_attempts import (
 )
 from kimi_ray.hosts.swarm_ends import SwarmEnds
 from kimi_ray.hosts.swarm_events import batches_of, header_of, limits_left, run_limit, spawned_event
+from kimi_ray.hosts.swarm_expected import SwarmExpected
 from kimi_ray.hosts.swarm_places import SwarmPlaces
 from kimi_ray.hosts.swarm_rows import RowBuffer
 from kimi_ray.hosts.swarm_services import SwarmServices
@@ -52,7 +53,6 @@ _RUN_S = 120.0
 _CONTROL_S, _CLOSE_S = 10.0, 35.0
 _TICK_S = 0.1
 _RESENDS = 5
-_CANCELS_AT_ONCE = 64
 
 
 class SwarmRun:
@@ -84,6 +84,7 @@ class SwarmRun:
         self._tried: dict[RolloutKey, tuple[int, float]] = {}
         self._waiters: dict[str, OutcomeWaiter] = {}
         self._places = SwarmPlaces(spec, services)
+        self._expected = SwarmExpected(spec, services, self._places)
         self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
         self._past = Spent()
         self._below: dict[str, Spent] = {}
@@ -100,6 +101,16 @@ class SwarmRun:
         self._main = asyncio.get_running_loop().create_task(self._run(), name=f"swarm {spec.run_id}")
 
     @property
+    def command(self) -> str:
+        """The command that runs it."""
+        return self._spec.command
+
+    @property
+    def spent_by_ended(self) -> Spent:
+        """What its attempts that have ended used, with all below them."""
+        return self._schedule.spent_by_ended
+
+    @property
     def agent_calls(self) -> int:
         """Calls to agent hosts so far."""
         return self._calls + self._ends.calls
@@ -112,11 +123,13 @@ class SwarmRun:
     def host_of(self, agent_id: str) -> str | None:
         """The host of a running rollout's agent, or None."""
         attempt = self._attempts.get(agent_id)
-        return attempt.host if attempt is not None and attempt.accepted else None
+        if attempt is None:
+            return self._expected.host_of(agent_id)
+        return attempt.host if attempt.accepted else None
 
     def holds(self, agent_id: str) -> bool:
         """Whether an agent is one of a rollout that has not ended, even if no host has it just now."""
-        return agent_id in self._attempts
+        return agent_id in self._attempts or agent_id in self._expected
 
     def limits_of(self, agent_id: str) -> Limits | None:
         """The limits of a rollout that has not ended."""
@@ -131,6 +144,8 @@ class SwarmRun:
     def living(self) -> dict[str, list[Stream]]:
         """The agents that run now, by host."""
         found: dict[str, list[Stream]] = {}
+        for agent_id, host in self._expected.living().items():
+            found.setdefault(host, []).append(Stream(self._spec.session_id, agent_id))
         for attempt in self._attempts.values():
             if attempt.accepted:
                 found.setdefault(attempt.host, []).append(attempt.stream)
@@ -175,6 +190,25 @@ class SwarmRun:
         for task in [self._main, *self._tasks, *self._ends.tasks]:
             task.cancel()
 
+    async def hand_over(self, error: KimiRayError) -> dict[str, str]:
+        """Let another command have the run: whoever reads here gets the error, and nothing starts any more.
+
+        What is just being started or ended is waited for, so that the logs tell all of it.
+
+        Returns:
+            The hosts of the agents that live on; each has a place there.
+        """
+        self._schedule.stop("taken over")
+        self._rows.finish(error)
+        self._fed.set()
+        self._main.cancel()
+        while pending := {task for task in (self._main, *self._tasks, *self._ends.tasks) if not task.done()}:
+            await asyncio.wait(pending)
+        await asyncio.gather(*(waiter.close() for waiter in self._waiters.values()))
+        await self._places.give_back()
+        running = {attempt.agent_id: attempt.host for attempt in self._attempts.values() if attempt.accepted}
+        return self._expected.living() | running
+
     async def close(self) -> None:
         """Cancel it and wait until every key has ended, bounded; then nothing of it runs any more."""
         if not self.done:
@@ -203,6 +237,7 @@ class SwarmRun:
                     code="swarm.incomplete",
                     hint="this is a defect of kimi_ray; the logs hold what was done",
                 )
+            await self._expected.stop()
             await self._places.give_back()
             await self._ends.finish(self._counts())
             await self._services.flush_log()
@@ -282,6 +317,7 @@ class SwarmRun:
             self._tried[start.key] = (made + 1, since)
             attempt = Attempt(rollout, count, seed, request, queued_s=max(0.0, now - since))
             if one is not None:
+                self._expected.arrived(one.agent_id)
                 attempt.request = going_on_request(request, one)
                 attempt.host, attempt.adopted, attempt.lost = one.host or "", True, True
             self._attempts[attempt.agent_id] = attempt
@@ -552,31 +588,8 @@ class SwarmRun:
             self._finish(attempt, Ending("cancelled"))
 
     async def _send_cancels(self, attempts: list[Attempt]) -> None:
-        gate = asyncio.Semaphore(_CANCELS_AT_ONCE)
         limit = self._limit.to_data() if self._limit is not None and not self._cancel_running else None
-        cause = "cancelled" if limit is None else "limit"
-
-        async def send(attempt: Attempt) -> None:
-            attempt.cancelling = True
-            async with gate:
-                try:
-                    await self._services.cluster.peer(attempt.host).call(
-                        "cancel",
-                        attempt.stream,
-                        attempt.prompt_id,
-                        cause,
-                        limit,
-                        self._spec.claim,
-                        timeout_s=_CONTROL_S,
-                        group="control",
-                    )
-                except KimiRayError as error:
-                    if error.code == "session.fenced":
-                        self._services.fenced(error)
-                    elif not is_lost(error.code) and error.code != "agent.not_found":
-                        raise
-
-        await asyncio.gather(*(send(a) for a in attempts if a.accepted and not a.cancelling and not a.ended))
+        await self._ends.cancel_agents([a for a in attempts if a.accepted and not a.cancelling and not a.ended], limit)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

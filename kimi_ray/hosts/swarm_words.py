@@ -27,6 +27,7 @@ __all__ = [
     "RowEntry",
     "RowPage",
     "Stalled",
+    "SwarmKey",
     "SwarmProgress",
     "SwarmSpec",
 ]
@@ -36,6 +37,15 @@ LONG_TURN_STEPS = 100
 
 CancelMode = Literal["drain", "cancel"]
 """``drain``: nothing new starts, what runs goes to its end. ``cancel``: what runs is cancelled too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmKey:
+    """A swarm as one command knows it: another command may go on with the run."""
+
+    session_id: str
+    run_id: str
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ class SwarmSpec:
     price_date: str | None = None
     parent: str = "main"
     """The agent of the session to which the swarm belongs: its log tells of it."""
+    command: str = ""
+    """Who runs it: one command begins it, another one may take it over (``run_id`` stays)."""
     claim: str | None = None
     """The session's claim; its host fills it in, as what follows."""
     depth: int = 1

@@ -56,6 +56,11 @@ class TreeLimits:
         self._swarms[run_id] = spent
         return self._hit()
 
+    def settle(self, run_id: str, spent: Spent) -> None:
+        """Another command takes a swarm over: what its ended rollouts have used stays counted, and no more of it."""
+        self._swarms.pop(run_id, None)
+        self._before = self._before.plus(spent)
+
     def left(self, total: Limits | None, main: AgentTotals) -> Limits | None:
         """A swarm's own total limits under what is left of the tree's.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.orphans import continued, going_on, run_so_far, stop_agents
@@ -42,6 +43,8 @@ class TreeRecovery:
         """Why an agent could not be brought back."""
         self._agents: set[str] = set()
         self._runs: dict[str, str] = {}
+        self._begun: set[str] = set()
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._written: set[str] = set()
         self._reviving: asyncio.Task[Any] | None = None
 
@@ -63,6 +66,21 @@ class TreeRecovery:
         if self._runs.get(run_id) != parent:
             self._runs[run_id] = parent
             await self._write()
+
+    def has_begun(self, run_id: str) -> bool:
+        """Whether a swarm of that name has begun in this life of the session."""
+        return run_id in self._begun
+
+    def begins(self, run_id: str) -> None:
+        """A swarm begins: the next command with its name finds attempts of it."""
+        self._begun.add(run_id)
+
+    def starting(self, run_id: str) -> asyncio.Lock:
+        """Held while a swarm begins: commands that want the same run come one after the other."""
+        lock = self._starting.get(run_id)
+        if lock is None:
+            lock = self._starting[run_id] = asyncio.Lock()
+        return lock
 
     async def forget_run(self, run_id: str) -> None:
         """A swarm has ended, and its parent's log says so durably."""
@@ -120,8 +138,12 @@ class TreeRecovery:
         if self._reviving is not None:
             self._reviving.cancel()
 
-    async def swarm(self, spec: SwarmSpec) -> SwarmSpec:
+    async def swarm(self, spec: SwarmSpec, running: Collection[str] = ()) -> SwarmSpec:
         """A swarm that may have begun under another host: what of it goes on in its logs, and the rest is closed.
+
+        Args:
+            spec: What is to run.
+            running: Agents that a command before ran under this host until now: what they use is not counted yet.
 
         Raises:
             KimiRayError: an orphan could not be closed, a log not be read.
@@ -146,7 +168,8 @@ class TreeRecovery:
         for one, stored in going.values():
             if one.ended is None:
                 live.agents.pop(one.agent_id, None)
-            live.tree.exclude(stored.fold, live.price)
+            if one.agent_id not in running:
+                live.tree.exclude(stored.fold, live.price)
         return continued(spec, so_far, {key: one for key, (one, _) in going.items()})
 
     async def finish(self) -> None:

@@ -65,8 +65,10 @@ class SwarmReport(Settings):
         missing = [str(key) for key in asked if key not in by_key]
         strange = [str(key) for key in by_key.keys() - set(asked)]
         if twice or missing or strange or len(set(asked)) != len(asked):
+            wrong = {"missing": missing, "twice": twice, "strange": strange}
+            told = "; ".join(f"{word}: {', '.join(keys[:3])}" for word, keys in wrong.items() if keys)
             raise RunError(
-                f"{len(asked)} rollouts were asked for and {len(by_key)} returned",
+                f"{len(asked)} rollouts were asked for and {len(by_key)} returned ({told})",
                 code="swarm.incomplete",
                 hint="this is a defect of kimi_ray; the logs and the run directory hold what was done",
                 details={"missing": missing[:20], "twice": twice[:20], "strange": strange[:20]},

@@ -288,6 +288,14 @@ class Schedule:
         """The keys whose attempts run now."""
         return tuple(self._running)
 
+    @property
+    def spent_by_ended(self) -> Spent:
+        """What the attempts that have ended used."""
+        total = self._sum
+        for spent in self._running.values():
+            total = total.minus(spent)
+        return total
+
     def progress(self) -> Progress:
         """Where the run stands now."""
         return Progress(

@@ -11,6 +11,7 @@ import pytest
 from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.session_host import SessionHost
+from kimi_ray.hosts.swarm_words import SwarmKey
 from kimi_ray.store.seam import Stream
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
@@ -166,13 +167,13 @@ async def test_calls_to_a_session_that_is_not_live_say_so(tmp_path: Path) -> Non
         (host,) = await hosts_of(runtime, "sessions")
         peer = cluster_of(runtime).peer(host)
         for method, args, group in (
-            ("session_info", (), "control"),
-            ("agent_host", ("main",), "default"),
-            ("flush_session", (), "store"),
-            ("read_rows", ("r", 0, 1, 0.0), "wait"),
+            ("session_info", ("nobody",), "control"),
+            ("agent_host", ("nobody", "main"), "default"),
+            ("flush_session", ("nobody",), "store"),
+            ("read_rows", (SwarmKey("nobody", "r", "c"), 0, 1, 0.0), "wait"),
         ):
             with pytest.raises(SessionError) as caught:
-                await peer.call(method, "nobody", *args, timeout_s=5, group=group)  # type: ignore[arg-type]
+                await peer.call(method, *args, timeout_s=5, group=group)  # type: ignore[arg-type]
             assert caught.value.code == "session.not_live"
         await peer.call("close_session", "nobody", timeout_s=5)
         await peer.call("note_activity", [], timeout_s=5, group="control")

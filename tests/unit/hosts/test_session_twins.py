@@ -35,7 +35,7 @@ async def test_a_twin_starts_nothing_and_lets_go(tmp_path: Path) -> None:
             while (await cluster.peer(twin).call("ping", timeout_s=5, group="control"))["sessions"]:
                 await asyncio.sleep(0.01)
         with pytest.raises(KimiRayError) as caught:
-            await cluster.peer(twin).call("swarm_progress", session.id, handle.run_id, timeout_s=5, group="control")
+            await cluster.peer(twin).call("swarm_progress", handle._key, timeout_s=5, group="control")
         assert caught.value.code == "session.not_live"
         logs = await open_store(tmp_path / "home").list(session.id)
         assert len([log for log in logs if log.stream.agent_id != "main"]) == 2
