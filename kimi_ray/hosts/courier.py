@@ -280,8 +280,12 @@ class Courier:
             error = failure if failure is not None else error_from_data(data) if data is not None else None
             if error is None:
                 route.misses = 0
-                for entry in entries:
-                    if not entry.accepted.done():
+                for place, entry in enumerate(entries):
+                    if entry.accepted.done():
+                        continue
+                    if place in acks[number].refused:
+                        entry.accepted.set_exception(error_from_data(acks[number].refused[place]))
+                    else:
                         entry.accepted.set_result(None)
             elif _elsewhere(error.code) and route.misses < _RESOLVES:
                 route.queue = sorted([*route.queue, *entries], key=lambda entry: entry.index)
@@ -433,12 +437,17 @@ def _closed(session_id: str) -> AgentError:
     )
 
 
+def _chars(prompt: PromptSpec) -> int:
+    blocks = prompt.content or ()
+    return len(prompt.text) + sum(len(str(value)) for block in blocks for value in block.values())
+
+
 def _parts(entries: list[Entry]) -> list[list[Entry]]:
     """Parts of a call's size."""
     parts: list[list[Entry]] = []
     chars = 0
     for entry in entries:
-        size = len(entry.prompt.text)
+        size = _chars(entry.prompt)
         if not parts or chars + size > _SUBMIT_CHARS:
             parts.append([])
             chars = 0
@@ -454,7 +463,7 @@ def _calls(
     calls: list[list[tuple[Route, Submit, list[Entry]]]] = []
     chars = 0
     for one in work:
-        size = sum(len(entry.prompt.text) for entry in one[2])
+        size = sum(_chars(entry.prompt) for entry in one[2])
         if not calls or chars + size > _SUBMIT_CHARS:
             calls.append([])
             chars = 0
