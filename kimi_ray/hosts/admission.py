@@ -11,7 +11,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from kimi_ray.agent.live_agent import LiveAgent
+from kimi_ray.agent.specs import PromptSpec
 from kimi_ray.errors import AgentError
 from kimi_ray.store.seam import Stream
 
@@ -77,3 +80,24 @@ class Admission:
         else:
             self._lines.move_to_end(key)
         return line
+
+
+def take_each(agent: LiveAgent, prompts: tuple[PromptSpec, ...]) -> dict[int, dict[str, Any]]:
+    """Give an agent the prompts of a call, in their order. Callers that know nothing of each other may have made them:
+    one that is refused takes none with it.
+
+    Returns:
+        Why some were refused, by their places.
+
+    Raises:
+        KimiRayError: the agent takes nothing any more.
+    """
+    refused: dict[int, dict[str, Any]] = {}
+    for place, prompt in enumerate(prompts):
+        try:
+            agent.submit((prompt,))
+        except AgentError as error:
+            if not error.code.startswith("prompt."):
+                raise
+            refused[place] = error.to_data()
+    return refused

@@ -15,7 +15,7 @@ from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, AgentTotals, LogEntry, Outcome, PromptStatus
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, SessionError, StoreError, as_error, error_from_data
-from kimi_ray.hosts.admission import Admission
+from kimi_ray.hosts.admission import Admission, take_each
 from kimi_ray.hosts.agent_container import host_container
 from kimi_ray.hosts.agent_services import AgentCallbacks, ModelPool, OpenedLog, SleepingWorkdirs, workdirs_base
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
@@ -358,11 +358,11 @@ class AgentHost(PermissionCalls):
         try:
             async with self._admission.turn(submit.caller, stream, submit.number):
                 agent = self._agent(stream)
-                agent.submit(submit.prompts)
+                refused = take_each(agent, submit.prompts)
             await agent.journal.flush()
         except Exception as error:  # noqa: BLE001  as above: the prompts beside it are not to suffer
             return Ack(stream, as_error(error).to_data())
-        return Ack(stream)
+        return Ack(stream, refused=refused)
 
     def _has_ended(self, request: RunRequest) -> bool:
         """Whether these turns are over and told of in the log: what was only said of a prompt that failed has none."""

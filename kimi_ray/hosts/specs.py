@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,6 +69,8 @@ class Ack:
 
     stream: Stream
     error: dict[str, Any] | None = None
+    refused: Mapping[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    """Of a ``Submit`` the prompts that the agent would not have, by their places, and why; the others are accepted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,21 @@ async def test_an_id_is_of_one_prompt_also_after_its_end(tmp_path: Path) -> None
         assert taken.value.code == "prompt.id_conflict"
 
 
+async def test_a_prompt_that_is_refused_takes_none_with_it_that_was_sent_beside_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        await (await session.main.submit("zero", prompt_id="zero")).result(10)  # its host is known: one call has all
+        one = session.main.submit("one", prompt_id="mine")
+        two = session.main.submit("two", prompt_id="mine")
+        three = session.main.submit("three")
+        assert (await (await one).result(10)).text == "did one"
+        with pytest.raises(AgentError) as taken:
+            await two
+        assert taken.value.code == "prompt.id_conflict"
+        assert (await (await three).result(10)).text == "did three"
+        assert [stage.prompt(request) for request in stage.requests] == ["zero", "one", "three"]
+
+
 async def test_an_agent_that_broke_lives_again_with_the_next_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
