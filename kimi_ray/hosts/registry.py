@@ -378,8 +378,10 @@ class Registry:
 
     async def _place_session(self, session_id: str, isolation: Isolation | None) -> str:
         host = await self._pools["sessions"].take(dedicated=self._is_dedicated(isolation))
-        self._sessions[session_id] = host.name
-        return host.name
+        named = self._sessions.setdefault(session_id, host.name)
+        if named != host.name:
+            self._let_go("sessions", host.name, 1)  # another host has taken it (`hold_session`) meanwhile
+        return named
 
     def _refuse_when_ending(self) -> None:
         if self._ending is not None:

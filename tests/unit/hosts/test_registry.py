@@ -351,3 +351,19 @@ async def test_shutdown_ends_all_once_and_refuses_newcomers(world):
     await until(lambda: not cluster._held)
     with pytest.raises(RuntimeFault):
         await place(cluster, wish(1))
+
+
+async def test_a_session_that_a_host_took_while_a_place_was_looked_for_keeps_its_host(world):
+    cluster = await world(hosts_per_node=1)
+    old = await call(cluster, "place_session", "other")
+    cluster.open.clear()
+    placing = asyncio.create_task(call(cluster, "place_session", "s1", "dedicated"))
+    await asyncio.sleep(0.05)
+    assert not placing.done()
+    assert await call(cluster, "hold_session", "s1", old) == old
+    cluster.open.set()
+    assert await asyncio.wait_for(placing, 5) == old
+    assert await call(cluster, "find_session", "s1") == old
+    status = await call(cluster, "status")
+    await until(lambda: all(host.name == old or host.name not in cluster._held for host in cluster.on("sessions")))
+    assert [host["load"] for host in status["hosts"] if host["name"] == old] == [2]
