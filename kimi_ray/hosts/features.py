@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint, entry_points
@@ -16,6 +15,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.events import CORE, Catalog, EventType
 from kimi_ray.features import BUILTIN
+from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.scopes import Feature, LifecycleScope, provided_by, service_name
 from kimi_ray.settings import Profile
 from kimi_ray.tools.contract import Tool, ToolSource
@@ -222,13 +222,9 @@ def load_features(config: RuntimeConfig) -> Features:
 
 def _kind(name: str, entry: EntryPoint | None) -> type[Feature]:
     try:
-        if entry is not None:
-            found = entry.load()
-        else:
-            module, _, attribute = name.partition(":")
-            found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise _refused(name, f"cannot be imported: {type(error).__name__}: {error}") from error
+        found = load_named(name if entry is None else f"{entry.module}:{entry.attr}")
+    except CannotLoadError as error:
+        raise _refused(name, f"cannot be imported: {error.why}", error.hint) from error
     if not (isinstance(found, type) and issubclass(found, Feature)):
         raise _refused(name, "is no subclass of kimi_ray.Feature")
     return found
@@ -239,10 +235,10 @@ def _class_name(feature: Feature) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _refused(name: str, why: str) -> ConfigError:
+def _refused(name: str, why: str, hint: str | None = None) -> ConfigError:
     return ConfigError(
         f"the feature {name} {why}",
         code="config.feature",
-        hint="name it as package.module:Class; it must be importable on every node",
+        hint=hint or "name it as package.module:Class; it must be importable on every node",
         details={"feature": name},
     )

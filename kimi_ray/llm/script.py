@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +12,7 @@ from pydantic_core import to_json
 from kimi_ray.errors import ConfigError, ProviderError
 from kimi_ray.llm.chat import ChatRequest, FinishReason
 from kimi_ray.llm.faults import scripted_fault
+from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.settings import Usage
 
 
@@ -196,31 +196,18 @@ def _problem(error: ValidationError) -> str:
 
 
 def _imported(name: str) -> Script:
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise _invalid(f"{name!r} does not name a script")
     try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise _invalid(f"the module of the script {name!r} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"the module {module_name} of the script {name!r} cannot be imported: it raised"
-            f" {type(error).__name__}: {error}",
-            code="config.invalid_script",
-            hint='importing a module runs it: what only a program should do belongs under `if __name__ == "__main__":`',
-            details={"module": module_name, "exception": type(error).__name__},
-        ) from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
+        found = load_named(name)
+    except CannotLoadError as error:
+        raise _invalid(f"the script {name!r} cannot be imported: {error.why}", error.hint) from error
     if found is None or isinstance(found, str):
-        raise _invalid(f"the module {module_name} has no script {attribute!r}")
+        raise _invalid(f"{name!r} is no script")
     return cast("Script", found)
 
 
-def _invalid(message: str) -> ConfigError:
+def _invalid(message: str, hint: str | None = None) -> ConfigError:
     return ConfigError(
         message,
         code="config.invalid_script",
-        hint="give a list of steps, a function of the request, or package.module:function",
+        hint=hint or "give a list of steps, a function of the request, or package.module:function",
     )

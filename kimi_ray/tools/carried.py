@@ -66,7 +66,10 @@ class CarriedTool:
             assert self._sealed is not None
             try:
                 self._tool = cast("Tool", pickle.loads(self._sealed))
-            except Exception as error:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                # Its module may raise anything; a SystemExit would end a host with all of its agents.
                 raise ToolError(
                     f"the tool {self.name} cannot be imported: {type(error).__name__}: {error}",
                     code="tool.not_importable",

@@ -14,8 +14,8 @@ from typing import Any, cast, overload
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
 from kimi_ray.events import thaw
+from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
-from kimi_ray.tools.named_code import load_named, not_importable
 from kimi_ray.tools.results import error_output, value_output
 from kimi_ray.tools.schema import validate
 from kimi_ray.tools.signature import Function, read_signature
@@ -231,12 +231,38 @@ def load_tool(reference: str) -> Tool:
     Raises:
         ToolError: ``tool.not_importable``, with the import's own error; ``tool.bad_signature``.
     """
-    found = load_named(reference, "tool")
+    found = load_code(reference, "tool")
     if not callable(found):
-        raise not_importable(
-            reference, "tool", f"{reference.partition(':')[2]} is a {type(found).__name__}, not a function or a tool"
-        )
+        what = f"{reference.partition(':')[2]} is a {type(found).__name__}, not a function or a tool"
+        raise _not_importable(reference, "tool", what)
     return as_tool(found)
+
+
+def load_code(reference: str, kind: str) -> Any:
+    """What the name of a user's code means.
+
+    Args:
+        reference: ``package.module:attribute``.
+        kind: What it should be, for messages: ``tool``, ``rollout function``.
+
+    Raises:
+        ToolError: ``tool.not_importable`` {reference, reason}, with the import's own error.
+    """
+    try:
+        return load_named(reference)
+    except CannotLoadError as error:
+        raise _not_importable(reference, kind, error.why, error.hint) from error
+
+
+def _not_importable(reference: str, kind: str, why: str, hint: str | None = None) -> ToolError:
+    return ToolError(
+        f"the {kind} {reference!r} cannot be imported: {why}",
+        code="tool.not_importable",
+        hint=hint
+        or "write package.module:function; the module must be importable on every node: install it there, or pass it"
+        " by runtime_env",
+        details={"reference": reference, "reason": why},
+    )
 
 
 def _rebuild(

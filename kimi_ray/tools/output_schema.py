@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from kimi_ray.errors import ConfigError, LogError
 from kimi_ray.events import freeze, thaw
+from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.tools.results import storable
 
 MAX_SCHEMA_BYTES = 64 << 10
@@ -65,13 +65,10 @@ def load_schema(reference: str) -> dict[str, Any]:
     Raises:
         ConfigError: ``output.bad_schema``.
     """
-    module_name, _, path = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a module's body may raise anything
-        raise _bad(f"{reference} cannot be imported: {type(error).__name__}: {error}") from error
+        found = load_named(reference)
+    except CannotLoadError as error:
+        raise _bad(f"{reference} cannot be imported: {error.why}", error.hint) from error
     return schema_of(found)
 
 
@@ -121,10 +118,10 @@ def _references(node: Any) -> list[str]:
     return own + [found for key, item in inner.items() if key not in ("const", "enum") for found in _references(item)]
 
 
-def _bad(why: str) -> ConfigError:
+def _bad(why: str, hint: str | None = None) -> ConfigError:
     return ConfigError(
         f"the output schema cannot be used: {why}",
         code="output.bad_schema",
-        hint="give a pydantic model, or a JSON schema as a dict",
+        hint=hint or "give a pydantic model, or a JSON schema as a dict",
         details={"reason": why},
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 from kimi_ray.errors import RunError
 from kimi_ray.tools.carried import CarriedTool
 from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
-from kimi_ray.tools.named_code import load_named
+from kimi_ray.tools.function import load_code
 
 Rollout = Callable[[Any], Any]
 """``async def rollout(ctx: RolloutContext) -> ...``, or a plain function, which runs in a thread."""
@@ -58,7 +58,7 @@ def carried_rollout(thing: str | Rollout) -> CarriedTool:
         ToolError: ``tool.not_importable``.
         RunError: ``swarm.bad_rollout`` for what cannot be called with one argument.
     """
-    function = load_named(thing, "rollout function") if isinstance(thing, str) else thing
+    function = load_code(thing, "rollout function") if isinstance(thing, str) else thing
     name = thing if isinstance(thing, str) else _name_of(function)
     _check(function, name)
     return CarriedTool(cast("Tool", RolloutFunction(function, name)))

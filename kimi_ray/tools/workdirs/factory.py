@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import importlib
 import inspect
 import os
 import threading
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
+from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.tools.workdirs.spec import invalid
 
 FACTORY_S = 600.0
@@ -45,23 +45,14 @@ def load_factory(reference: str) -> Callable[..., Any]:
     Raises:
         ToolError: ``workdir.invalid`` saying why it cannot be had.
     """
-    module, _, name = reference.partition(":")
-    if not module or not name:
-        raise invalid(f"factory:{reference}", "it must name a function: factory:package.module:function")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise invalid(
-            f"factory:{reference}",
-            f"{type(error).__name__}: {error}",
-            hint="the module must be importable here and on the nodes where agents work",
-        ) from error
+        found = load_named(reference)
+    except CannotLoadError as error:
+        hint = error.hint or "the module must be importable here and on the nodes where agents work"
+        raise invalid(f"factory:{reference}", error.why, hint=hint) from error
     if not callable(found):
-        raise invalid(f"factory:{reference}", f"{name} is not a function", hint="name a function of (item, ctx)")
+        what = f"{reference.partition(':')[2]} is not a function"
+        raise invalid(f"factory:{reference}", what, hint="name a function of (item, ctx)")
     return found
 
 

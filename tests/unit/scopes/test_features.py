@@ -186,8 +186,8 @@ def test_a_constructor_that_says_too_little() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no.such.module:Thing", "cannot be imported: ModuleNotFoundError"),
-        (f"{SAMPLE}:Nothing", "cannot be imported: AttributeError"),
+        ("no.such.module:Thing", "cannot be imported: the module no.such.module raised ModuleNotFoundError"),
+        (f"{SAMPLE}:Nothing", "has no Nothing"),
         (f"{SAMPLE}:Station", "is no subclass of kimi_ray.Feature"),
         (SAMPLE, "cannot be imported"),
         ("tests.unit.scopes.test_features:Unbuildable", "cannot be built: not today"),
