@@ -93,7 +93,11 @@ class Connections:
             raise ProviderError("the provider is closed", code="provider.closed", hint="build another one")
         lane = next((lane for lane in self._lanes if lane.in_use < LANE_CONNECTIONS), None)
         if lane is None:
-            lane = Lane(self, self._pool(), self._places)
+            try:
+                lane = Lane(self, self._pool(), self._places)
+            except BaseException:
+                self._places.release()  # a proxy in the environment that is none, say: the next one asks anew
+                raise
             self._lanes.append(lane)
         lane.in_use += 1
         return lane
