@@ -48,15 +48,15 @@ class TaskLock:
         self._ended = name
 
     async def __aenter__(self) -> None:
-        if self._ended is not None:
-            raise AgentError(
-                f"the scope of {self._ended} was closed: it builds nothing any more",
-                code="agent.closed",
-                hint="keep services, not the container that built them",
-            )
+        self._check()
         task = asyncio.current_task()
         if self._owner is not task:
             await self._lock.acquire()
+            try:
+                self._check()  # it may have been ended while this task waited
+            except AgentError:
+                self._lock.release()
+                raise
             self._owner = task
         self._depth += 1
 
@@ -65,6 +65,14 @@ class TaskLock:
         if not self._depth:
             self._owner = None
             self._lock.release()
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise AgentError(
+                f"the scope of {self._ended} was closed: it builds nothing any more",
+                code="agent.closed",
+                hint="keep services, not the container that built them",
+            )
 
 
 async def open_scope(parent: AsyncContainer, values: Mapping[type, Any]) -> AsyncContainer:

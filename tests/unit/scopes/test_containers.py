@@ -230,6 +230,24 @@ async def test_nothing_is_built_in_a_scope_that_was_closed_nor_from_one_inside_i
     assert tracked.told == ["+A", "+B", "+C", "-B"]
 
 
+async def test_who_waits_for_the_lock_of_a_scope_that_is_closed_meanwhile_builds_nothing_in_it() -> None:
+    lock, built = TaskLock(), list[str]()
+
+    async def build() -> None:
+        async with lock:
+            built.append("late")
+
+    async with lock:
+        waiting = [asyncio.create_task(build()) for _ in range(2)]
+        await asyncio.sleep(0)
+        lock.end("s1")
+    for one in waiting:
+        with pytest.raises(AgentError) as caught:
+            await asyncio.wait_for(one, 5)
+        assert caught.value.code == "agent.closed"
+    assert not built
+
+
 async def test_there_is_no_scope_inside_an_agent_s() -> None:
     _, agent = await agent_of(assemble([Tracked(APP, SESSION, AGENT)], {}))
     with pytest.raises(NoChildScopesError):
