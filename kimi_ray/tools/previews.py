@@ -17,6 +17,8 @@ PREVIEW_CHARS = 4_000
 """Of the result, in its preview: one half from the beginning, one from the end."""
 RESULT_PREFIX = "result:"
 """Read and Grep take ``result:<call id>`` for a path: the whole of an earlier result."""
+_OPTIONAL = ("start", "names_of")
+"""What an environment may have besides: ``StartsCommands``, ``KnowsFiles``."""
 
 
 def whole_text(output: ToolOutput) -> str | None:
@@ -76,6 +78,10 @@ class KeptResults:
     def __init__(self, environment: Environment, find: Callable[[str], Awaitable[bytes | None]]) -> None:
         self._environment = environment
         self._find = find
+        for name in _OPTIONAL:
+            # Since Python 3.12 a protocol is looked for among an object's own attributes, not by ``__getattr__``.
+            if hasattr(environment, name):
+                setattr(self, name, getattr(environment, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)

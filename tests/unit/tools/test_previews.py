@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ async def test_the_whole_is_a_file_to_read_and_grep(context: ToolContext) -> Non
 async def test_all_else_is_the_environments(context: ToolContext, tmp_path: Path) -> None:
     environment = context.environment
     assert isinstance(environment, StartsCommands) and isinstance(environment, KnowsFiles)
+    for name in ("start", "names_of"):  # as Python 3.12 and later look for the methods of a protocol
+        assert inspect.getattr_static(environment, name) is not None
     assert environment.root == str(tmp_path)
     await Write().run({"path": "a.txt", "content": "one"}, context)
     await Edit().run({"path": "a.txt", "old_string": "one", "new_string": "two"}, context)
