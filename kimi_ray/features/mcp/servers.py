@@ -115,8 +115,7 @@ class SharedServer:
     async def _connected(self, cwd: str | None) -> Connection:
         failures = self._failures
         async with self._connecting:
-            if self._closed:
-                raise ToolError(f"the session of the MCP server {self.name} has ended", code="mcp.server_dead")
+            self._check_open()
             connection = self._connection
             if connection is not None and connection.alive and (not connection.doubtful or await connection.answers()):
                 return connection
@@ -132,6 +131,7 @@ class SharedServer:
         wait_s = self._next_try - time.monotonic()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+        self._check_open()  # the session may have ended since: nobody would end what is started now
         # Known before it is open: whoever closes this server meanwhile closes it too.
         made = self._connection = make(self.name, self.settings, cwd)
         self._listing = None
@@ -142,6 +142,10 @@ class SharedServer:
             raise
         self._last_error = None
         return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ToolError(f"the session of the MCP server {self.name} has ended", code="mcp.server_dead")
 
     def _died(self, error: ToolError) -> None:
         if error.code != "mcp.server_dead":

@@ -473,6 +473,41 @@ async def test_answers_that_are_none(tool: str, code: str | None) -> None:
             assert (await agent.call("mcp__r__good")).content == "good"
 
 
+@pytest.mark.parametrize("at", ["in the pause between two tries", "while its dead connection is ended"])
+async def test_a_session_that_ends_while_a_call_waits_for_a_server_leaves_none_behind(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    waits, go_on = asyncio.Event(), asyncio.Event()
+
+    class Dead:
+        alive = False
+        doubtful = False
+
+        def __init__(self, *_: object) -> None:
+            made.append(self)
+
+        async def open(self) -> None:
+            raise ToolError("dead", code="mcp.server_dead")
+
+        async def close(self) -> None:
+            waits.set()
+            if at == "while its dead connection is ended":
+                await go_on.wait()
+
+    monkeypatch.setattr(servers_module, "connection_type", lambda: Dead)
+    monkeypatch.setattr(servers_module, "BACKOFF_S", 0.2)
+    servers = McpServers({"one": settings()})
+    with pytest.raises(ToolError):
+        await servers.server("one").call("look", {}, None)
+    waiting = asyncio.create_task(servers.server("one").call("look", {}, None))
+    await waits.wait()
+    await asyncio.gather(servers.close(), asyncio.sleep(0, go_on.set()))
+    with pytest.raises(ToolError) as caught:
+        await asyncio.wait_for(waiting, 5)
+    assert caught.value.code == "mcp.server_dead" and len(made) == 1
+
+
 async def test_a_server_that_says_nothing_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     from kimi_ray.features.mcp import connection
 
