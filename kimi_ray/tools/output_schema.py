@@ -55,7 +55,10 @@ def schema_of(thing: Any) -> dict[str, Any]:
         validators.validator_for(plain, default=validators.Draft202012Validator).check_schema(plain)  # pyright: ignore[reportUnknownMemberType]
     except SchemaError as error:
         raise _bad(f"{error.json_path}: {error.message}") from None
-    problems_of(plain, None)
+    try:
+        _errors(plain, None)
+    except RecursionError:
+        raise _bad("it refers to itself without an end") from None
     return plain
 
 
@@ -78,15 +81,22 @@ def problems_of(schema: dict[str, Any], value: Any) -> list[str]:
     Raises:
         ConfigError: ``output.bad_schema`` for a schema that refers to a part of itself that is not there.
     """
+    try:
+        errors = _errors(schema, value)
+    except RecursionError:
+        return ["it is nested too deeply to be looked at"]
+    told = [_problem(error) for error in errors[:_MAX_PROBLEMS]]
+    return told if len(errors) <= _MAX_PROBLEMS else [*told, f"and {len(errors) - _MAX_PROBLEMS} more"]
+
+
+def _errors(schema: dict[str, Any], value: Any) -> list[Any]:
     from referencing.exceptions import Unresolvable
 
     validator = _validator(to_json(schema))
     try:
-        errors = sorted(validator.iter_errors(value), key=lambda error: [str(part) for part in error.absolute_path])
+        return sorted(validator.iter_errors(value), key=lambda error: [str(part) for part in error.absolute_path])
     except Unresolvable as error:
         raise _bad(f"it refers to {error.ref}, which is not in it") from None
-    told = [_problem(error) for error in errors[:_MAX_PROBLEMS]]
-    return told if len(errors) <= _MAX_PROBLEMS else [*told, f"and {len(errors) - _MAX_PROBLEMS} more"]
 
 
 @lru_cache(maxsize=64)

@@ -188,6 +188,8 @@ async def test_the_tool_is_not_there_for_prompts_without_a_schema(tmp_path: Path
         {"type": "nonsense"},
         {"$ref": "https://example.com/schema.json"},
         {"$ref": "#/nowhere"},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"type": "object", "x": object()},
         {"type": "string", "description": "x" * 70_000},
         Verdict(label="yes"),
@@ -198,6 +200,17 @@ async def test_a_schema_that_cannot_be_used_is_refused_before_the_start(wrong: A
     with pytest.raises(ConfigError) as caught:
         schema_of(wrong)
     assert caught.value.code == "output.bad_schema"
+
+
+def test_a_value_that_is_nested_too_deeply_for_a_schema_of_trees_does_not_fit() -> None:
+    tree: dict[str, Any] = {"type": "object", "properties": {"below": {"$ref": "#"}}, "additionalProperties": False}
+    value: dict[str, Any] = {}
+    for _ in range(20):
+        value = {"below": value}
+    assert problems_of(schema_of(tree), value) == []
+    for _ in range(500):
+        value = {"below": value}
+    assert problems_of(schema_of(tree), value) == ["it is nested too deeply to be looked at"]
 
 
 def test_a_schema_is_found_by_name() -> None:
