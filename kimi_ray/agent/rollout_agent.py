@@ -153,10 +153,12 @@ class RolloutFunctionAgent(LiveAgent):
             self.prompts.finish(spec.prompt_id, state, error=error)
             self._undurable.add(spec.prompt_id)
             await self._settle_durably([spec.prompt_id])
-        except KimiRayError as error:
+        except BaseException as error:
             self._over = True
+            if ends_this_task(error) or isinstance(error, KeyboardInterrupt):
+                raise
             if self.failure is None:
-                self._break(error)
+                self._break(as_error(error))
             return
         self._running = None
         if not super().busy:

@@ -181,6 +181,24 @@ async def test_what_no_row_can_hold_is_refused(tmp_path: Path, value: Any) -> No
         assert (row.error.code, row.error.error_class) == ("swarm.bad_output", "user_code")
 
 
+async def test_whatever_goes_wrong_around_a_function_ends_its_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rollout(ctx: RolloutContext) -> str:
+        return "fine"
+
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(rollout_agent, "_check_output", broken)
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await _session(runtime, tmp_path, model)
+        async with asyncio.timeout(20):
+            report = await session.swarm(None, ["a"], rollout=rollout, **BARE)
+        (row,) = report.rows
+        assert row.status == "failed" and row.error is not None and row.error.code == "internal"
+
+
 async def test_limits_of_steps_and_of_time_end_it_as_limits(tmp_path: Path) -> None:
     async def many(ctx: RolloutContext) -> Any:
         for n in range(10):
