@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from kimi_ray.agent.profiles import models_for
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError, SessionError, error_from_data
+from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.hosts.arrivals import Arrivals
 from kimi_ray.hosts.ports import Cluster, Peer, is_lost
+from kimi_ray.hosts.reconciling import reconcile
+from kimi_ray.hosts.session_closing import close_session
 from kimi_ray.hosts.session_flush import flush_session
 from kimi_ray.hosts.session_log import SessionLog
 from kimi_ray.hosts.session_subagents import SessionSubagents
 from kimi_ray.hosts.session_swarms import begin_swarm
-from kimi_ray.hosts.specs import Ack, AgentSpec, SessionInfo, SessionSpec
+from kimi_ray.hosts.specs import AgentSpec, SessionInfo, SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
 from kimi_ray.hosts.stored_binding import read_binding, workdir_of
 from kimi_ray.hosts.swarm_run import SwarmRun
@@ -29,19 +31,16 @@ from kimi_ray.hosts.tree_recovery import TreeRecovery
 from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
 from kimi_ray.llm.reachable import ReachableModels
-from kimi_ray.session import Activity, AgentEntry, SessionDocument, TurnReasonKind, last_prompt, parent_of_log
-from kimi_ray.session.refusals import no_session
+from kimi_ray.session import AgentEntry, SessionDocument, parent_of_log
+from kimi_ray.session.refusals import no_session, not_live
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling
+from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, Stream
 
 MAIN = "main"
 _PING_S = 2.0
 _FLUSH_S = 60.0
-_TAIL_EVENTS = 400
-_TAIL_BYTES = 4 << 20
 _TRIES = 3
-_LEAVING_TRIES = 7
-_LEAVING_PAUSE_S = 0.05
 _IN_SWARM_S = 30.0
 _IN_SWARM_PAUSE_S = 0.05
 
@@ -95,13 +94,15 @@ class LiveSession:
         self.swarms: dict[str, SwarmRun] = {}
         self.tree = TreeLimits(main.spec.limits)
         self.services = services
+        self.arrivals = Arrivals(lambda: not_live(self.id, services.name))
+        """Agents that are brought to life just now; none any more when the session ends."""
         self.recovery = TreeRecovery(self)
         self.subagents = SessionSubagents(self)
         self._logs: dict[str, SessionLog] = {}
         self._next_number: int | None = 1 if known_empty else None
         self.known_empty = known_empty
         self._numbering = asyncio.Lock()
-        self._addressing: dict[str, asyncio.Lock] = {}
+        self._addressing = NamedLocks()
         self.log = self.log_of(MAIN)
         """The pen for main's log."""
         self._models: dict[str, ResolvedModel] = {main.spec.model.name: main.spec.model}
@@ -170,23 +171,32 @@ class LiveSession:
 
         Raises:
             AgentError: ``agent.not_found``; ``agent.model_needed`` {model}.
+            SessionError: ``session.not_live`` when the session is ending.
             KimiRayError: what the activation raised.
         """
         host = await self._host_in_swarm(agent_id)
-        if host is None:
-            if agent_id not in self.agents:
-                async with self._addressing.setdefault(agent_id, asyncio.Lock()):
-                    if agent_id not in self.agents:
-                        await self._address(agent_id, model)
-                self._addressing.pop(agent_id, None)
-            agent = self.agents[agent_id]
-            async with agent.lock:
-                if suspect is not None and suspect == agent.host and not await self._holds(agent):
-                    await self._relocate(agent)
-                host = agent.host
+        with self.arrivals.one():
+            while host is None:
+                host = await self._host_of_living(agent_id, suspect, model)
         if agent_id != MAIN and directly:
             await self.recovery.remember_agent(agent_id)
         return host
+
+    async def _host_of_living(self, agent_id: str, suspect: str | None, model: ResolvedModel | None) -> str | None:
+        """``agent_host`` of an agent of no swarm; None when it was put to sleep just now."""
+        if agent_id not in self.agents:
+            async with self._addressing.alone(agent_id):
+                if agent_id not in self.agents:
+                    await self._address(agent_id, model)
+        agent = self.agents.get(agent_id)
+        if agent is None:
+            return None
+        async with agent.lock:
+            if self.agents.get(agent_id) is not agent:
+                return None
+            if suspect is not None and suspect == agent.host and not await self._holds(agent):
+                await self._relocate(agent)
+            return agent.host
 
     async def _host_in_swarm(self, agent_id: str) -> str | None:
         """The host of a swarm's agent, which the swarm brings back itself; None for an agent of no swarm."""
@@ -425,47 +435,8 @@ class LiveSession:
     # -- the whole --------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """After a resume: the log wins for the last prompt, the last turn's reason and ``updated_at``."""
-        for attempt in range(_LEAVING_TRIES):
-            try:
-                await self._reconcile()
-                return
-            except KimiRayError as error:
-                if attempt == _LEAVING_TRIES - 1 or error.code != "agent.not_found":
-                    raise
-            # Its host lets go of it just now, for a node that is to be empty.
-            await asyncio.sleep(_LEAVING_PAUSE_S * 2**attempt)
-            await self.agent_host(MAIN, self.agents[MAIN].host, None)
-
-    async def _reconcile(self) -> None:
-        main = self.agents[MAIN]
-        peer = self._main_peer()
-        positions: list[tuple[int, int]] = await peer.call(
-            "flush", [main.spec.stream], timeout_s=_FLUSH_S, group="store"
-        )
-        first = max(0, positions[0][0] - _TAIL_EVENTS)
-        page = await peer.call(
-            "read_events", main.spec.stream, first, _TAIL_EVENTS, _TAIL_BYTES, 0.0, timeout_s=_FLUSH_S, group="wait"
-        )
-        prompt: str | None = None
-        earliest: str | None = None
-        reason: TurnReasonKind | None = None
-        at = 0
-        for line in page.lines:
-            event: dict[str, Any] = from_json(line)
-            if event["type"] == "prompt/submitted" and isinstance(event["data"].get("content"), list):
-                prompt, at = last_prompt(event["data"]["content"]), event["time"]
-                earliest = earliest or prompt
-            elif event["type"] == "turn/end":
-                ended = event["data"]["reason"]
-                reason = turn_reason(ended["kind"])
-                # A turn that was closed at a recovery moves no time: bringing a session back is no activity.
-                at = at if "recovered_at" in ended else event["time"]
-        value = self.document.snapshot()
-        known = (value.get("last_prompt"), value.get("last_turn_reason"))
-        updated_at = int(value["updated_at"])
-        if at > updated_at or (prompt or known[0], reason or known[1]) != known:
-            self.document.note(Activity(self.id, max(at, updated_at), prompt, reason, earliest))
+        """The log wins for the last prompt, the last turn's reason and ``updated_at`` (``reconciling.reconcile``)."""
+        await reconcile(self)
 
     async def recount(self) -> None:
         """After a resume: what the tree has used before, where that matters."""
@@ -513,6 +484,7 @@ class LiveSession:
 
     def abandon(self, error: KimiRayError) -> None:
         """The session lives elsewhere: end everything here without writing a word."""
+        self.arrivals.refuse()
         self.recovery.stop()
         self.subagents.stop()
         for swarm in self.swarms.values():
@@ -526,67 +498,8 @@ class LiveSession:
         Raises:
             KimiRayError: the first failure, after everything was tried; with ``force`` what is not durable is dropped.
         """
-        results: list[Any] = []
-        results += await asyncio.gather(self.subagents.close(), return_exceptions=True)
-        results += await asyncio.gather(*(swarm.close() for swarm in self.swarms.values()), return_exceptions=True)
-        results += await asyncio.gather(self.recovery.finish(), return_exceptions=True)
-        results += await asyncio.gather(*(log.close() for log in self._logs.values()), return_exceptions=True)
-        by_host: dict[str, list[Stream]] = {}
-        for agent in self.agents.values():
-            by_host.setdefault(agent.host, []).append(agent.spec.stream)
-        results += await asyncio.gather(
-            *(self.close_agents(host, streams, force) for host, streams in by_host.items()), return_exceptions=True
-        )
-        if not force:
-            _raise_first(results)  # the claim is kept with what is not durable: closing again goes on
-        results += await asyncio.gather(self.recovery.forget_all(), return_exceptions=True)
-        results += await asyncio.gather(self.document.close(), return_exceptions=True)
-        results += await asyncio.gather(
-            self.services.store.close_session(self.id, self.spec.nonce), return_exceptions=True
-        )
-        results += await asyncio.gather(
-            self.services.registry.forget_session(self.id, self.services.name), return_exceptions=True
-        )
-        if not force:
-            _raise_first(results)
-
-    async def close_agents(self, host: str, streams: list[Stream], force: bool) -> None:
-        """Close agents on their host. Raises ``session.close_failed``."""
-        services = self.services
-        bound_s = services.config.close_timeout_s + 5.0
-        try:
-            acks: list[Ack] = await services.cluster.peer(host).call(
-                "close_agents", streams, force, self.spec.nonce, timeout_s=bound_s, group="store"
-            )
-        except KimiRayError as error:
-            if not is_lost(error.code) or not await services.registry.report_lost(host):
-                raise
-            # The host is dead, so nobody writes these logs; what was acknowledged is in the store.
-            return
-        await services.registry.released(host, len(streams))
-        failures = [ack for ack in acks if ack.error is not None and ack.error["code"] != "agent.not_found"]
-        if failures:
-            first = error_from_data(cast("dict[str, Any]", failures[0].error))
-            raise SessionError(
-                f"{len(failures)} agents of {self.id} could not be closed: {first}",
-                code="session.close_failed",
-                hint="close again, or close with force to drop what is not durable",
-                details={"streams": [str(ack.stream) for ack in failures], "first": first.to_data()},
-            )
-
-
-def turn_reason(stop: str | None) -> TurnReasonKind:
-    """How the document tells the end of a turn."""
-    if stop in ("completed", "truncated", "repeated"):
-        return "completed"
-    return "cancelled" if stop == "cancelled" else "failed"
+        await close_session(self, list(self._logs.values()), force=force)
 
 
 def _read(kind: Any, value: Any) -> Any:
     return None if value is None else kind.model_validate(value)
-
-
-def _raise_first(results: list[Any]) -> None:
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

@@ -8,43 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dishka import AsyncContainer
-
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import KimiRayError, RunError, SessionError, StoreError
-from kimi_ray.hosts.activation import activate_agent
+from kimi_ray.errors import KimiRayError, RunError, SessionError
 from kimi_ray.hosts.agent_forking import fork_agent
 from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
-from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
+from kimi_ray.hosts.live_session import HostServices, LiveSession
 from kimi_ray.hosts.main_watch import MainWatch
-from kimi_ray.hosts.orphans import adopt_living
 from kimi_ray.hosts.ports import Cluster, Group
 from kimi_ray.hosts.session_forking import SessionForking
-from kimi_ray.hosts.session_services import ClaimedSession, HostName, LiveSessionServices, SessionHostServices
+from kimi_ray.hosts.session_opening import SessionOpening, already_there
+from kimi_ray.hosts.session_services import HostName, LiveSessionServices, SessionHostServices
 from kimi_ray.hosts.session_swarms import is_run_by, taken_over
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.hosts.subagent_words import BeginSubagent, EndSubagent, ReadyChild, SpawnSubagent
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import CancelMode, Rollout, RowPage, SwarmKey, SwarmProgress, SwarmSpec
 from kimi_ray.hosts.tool_check import check_tools
-from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.log import epoch_ms
-from kimi_ray.scopes import assemble, dispose, open_scope
-from kimi_ray.session import Activity, new_document
+from kimi_ray.scopes import assemble, dispose
+from kimi_ray.session import Activity
+from kimi_ray.session.refusals import not_live
 from kimi_ray.store.named_locks import NamedLocks
-from kimi_ray.store.seam import Document, SessionGrant, Stream
-
-_FORCED_S = 10.0
-_CREATIONS = 3
-"""So often a session is created when the store's process is lost with what was prepared."""
-_FORGOTTEN = ("store.not_found", "session.fenced")
+from kimi_ray.store.seam import Document
 
 
 class SessionHost:
@@ -97,7 +88,6 @@ class SessionHost:
             [SessionHostServices(), LiveSessionServices()],
             {RuntimeConfig: config, Cluster: cluster, HostName: HostName(name)},
         )
-        self._scopes: dict[str, AsyncContainer] = {}
         self._sessions: dict[str, LiveSession] = {}
         self._locks = NamedLocks()
         self._closing = False
@@ -106,6 +96,7 @@ class SessionHost:
         """Make the host's own services."""
         services = self._services = await self._app.get(HostServices)
         self._cold = ColdSessions(self._cluster, services.store, self._config.close_timeout_s)
+        self._opening = SessionOpening(self._app, services, self._cold)
         self._forking = SessionForking(services, self._cold, self._only, self._placed, self._sessions)
         self._watch = MainWatch(self._cluster, self._sessions)
         self._watch.start()
@@ -126,10 +117,10 @@ class SessionHost:
             except KimiRayError as error:
                 failures[session_id] = error
 
-        await asyncio.gather(*(close_one(session_id) for session_id in list(self._sessions)))
+        # Those that are opened just now, too: no other is opened any more.
+        await asyncio.gather(*(close_one(session_id) for session_id in {*self._sessions, *self._locks.wanted}))
         if not failures:
-            for session_id in list(self._scopes):
-                await self._leave(session_id)
+            await self._opening.close()
             await dispose(self._app, self._name)
         if failures:
             first = next(iter(failures.values()))
@@ -173,13 +164,14 @@ class SessionHost:
         """
         spec = spec.under_its_claim()
         async with self._only(spec.session_id):
+            self._refuse_when_closing(spec.session_id)
             live = self._sessions.get(spec.session_id)
             if live is not None:
                 if live.spec.nonce == spec.nonce:
                     return live.info()
-                raise _exists(spec.session_id)
+                raise already_there(spec.session_id)
             async with self._placed(spec.session_id):
-                live = await self._create_steadily(spec)
+                live = self._sessions[spec.session_id] = await self._opening.create(spec)
             return replace(live.info(), opened=True)
 
     async def resume_session(self, spec: SessionSpec) -> SessionInfo:
@@ -191,12 +183,13 @@ class SessionHost:
         """
         spec = spec.under_its_claim()
         async with self._only(spec.session_id):
+            self._refuse_when_closing(spec.session_id)
             live = self._sessions.get(spec.session_id)
             if live is not None:
                 await live.look_after()
                 return live.info()
             async with self._placed(spec.session_id):
-                live = await self._revive(spec)
+                live = self._sessions[spec.session_id] = await self._opening.revive(spec)
             return replace(live.info(), opened=True)
 
     async def archive_session(self, session_id: str, workspaces: Collection[str] | None = None) -> Document:
@@ -283,11 +276,11 @@ class SessionHost:
                     await live.document.flush()
                 except KimiRayError:
                     continue  # what is not durable stays here; the next look tries again
-                if live.swarms or self._sessions.get(session_id) is not live:
+                if live.swarms or live.subagents.running or self._sessions.get(session_id) is not live:
                     continue
                 del self._sessions[session_id]
-                live.abandon(_not_live(session_id, self._name))
-                await self._leave(session_id)
+                live.abandon(not_live(session_id, self._name))
+                await self._opening.leave(session_id)
                 await self._services.registry.forget_session(session_id, self._name)
                 gone.append(session_id)
         return gone, sorted(self._sessions)
@@ -399,144 +392,21 @@ class SessionHost:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    async def _create_steadily(self, spec: SessionSpec) -> LiveSession:
-        for _ in range(_CREATIONS - 1):
-            activated: list[str] = []
-            try:
-                return await self._create(spec, activated)
-            except StoreError as error:
-                if activated or error.code not in _FORGOTTEN:
-                    raise
-                # The store's process was lost, and with it what was not published; of it nothing is left.
-                spec = replace(spec, main=replace(spec.main, nonce=new_ulid()))
-        return await self._create(spec, [])
-
-    async def _create(self, spec: SessionSpec, activated: list[str]) -> LiveSession:
-        services = self._services
-        try:
-            grant = await services.store.open_session(spec.session_id, spec.nonce, spec.workspace_id, create=True)
-        except StoreError as error:
-            if error.code in ("store.exists", "store.deleted"):
-                raise _exists(spec.session_id) from error
-            raise
-        host: str | None = None
-        try:
-            host = await self._activate_main(spec)
-            activated.append(host)
-            value = new_document(
-                spec.session_id,
-                workspace_id=spec.workspace_id,
-                cwd=spec.cwd,
-                now=epoch_ms(),
-                title=spec.title,
-                metadata=spec.metadata,
-                tags=spec.tags,
-            )
-            live = await self._live(ClaimedSession(spec, grant, value, host, known_empty=True))
-            await live.document.flush()
-        except BaseException as error:
-            taken = _log_is_anothers(error)
-            await self._undo(spec, host, logs=not taken)
-            if taken:
-                raise _exists(spec.session_id) from error
-            raise
-        self._sessions[spec.session_id] = live
-        return live
-
-    async def _revive(self, spec: SessionSpec) -> LiveSession:
-        services = self._services
-        stored = await self._cold.find(spec.session_id)
-        grant = await services.store.open_session(spec.session_id, spec.nonce, stored.workspace_id or spec.workspace_id)
-        host: str | None = None
-        try:
-            # What was read before the claim may be old.
-            stored = await self._cold.find(spec.session_id)
-            # An earlier claim that was never given back: agents may have outlived the host of their session.
-            left = grant.grant > 1
-            living = await adopt_living(self._cluster, spec.session_id, spec.nonce) if left else {}
-            host = await self._activate_main(spec, living.pop(MAIN, None))
-            grant = SessionGrant(grant.grant, stored.revision)
-            claimed = ClaimedSession(spec, grant, stored.value, host, known_empty=False, mended=stored.mended)
-            live = await self._live(claimed)
-            await live.reconcile()
-            await live.recount()
-            await live.recovery.begin(living)
-        except BaseException:
-            if host is None:
-                await self._undo(spec, host, logs=False)
-            # Else main lives, with the prompts that it accepted: who resumes next finds it by this claim.
-            raise
-        self._sessions[spec.session_id] = live
-        return live
-
     async def _close_live(self, live: LiveSession, *, force: bool) -> None:
         await self._watch.catch_up(live)
         await live.close(force=force)
-        del self._sessions[live.id]
-        await self._leave(live.id)
+        if self._sessions.get(live.id) is live:  # else it was fenced meanwhile
+            del self._sessions[live.id]
+        await self._opening.leave(live.id)
 
-    async def _activate_main(self, spec: SessionSpec, at: str | None = None) -> str:
-        services = self._services
-        return await activate_agent(
-            self._cluster,
-            services.registry,
-            services.store,
-            spec.main,
-            isolation=spec.isolation,
-            node_id=spec.node_id,
-            at=at,
-        )
-
-    async def _live(self, claimed: ClaimedSession) -> LiveSession:
-        """The session in a Session container of its own; one that is left over from before is closed."""
-        await self._leave(claimed.spec.session_id)
-        scope = await open_scope(self._app, {ClaimedSession: claimed})
-        self._scopes[claimed.spec.session_id] = scope
-        return await scope.get(LiveSession)
-
-    async def _leave(self, session_id: str) -> None:
-        """Close a session's container."""
-        scope = self._scopes.pop(session_id, None)
-        if scope is not None:
-            await dispose(scope, session_id)
-
-    async def _undo(self, spec: SessionSpec, host: str | None, *, logs: bool) -> None:
-        """Take back what a failed opening did, as far as it can be reached; the failure itself is what is raised.
-
-        If another host has the id by now, this one was taken for lost, and what there is may be the other's.
-        """
-        services = self._services
-
-        async def undo() -> None:
-            try:
-                if await services.registry.hold_session(spec.session_id, self._name) != self._name:
-                    return
-            except KimiRayError:
-                return  # the next one to open the home deletes what was not published
-            steps: list[Callable[[], Any]] = []
-            if host is not None:
-                placed = host
-                peer = self._cluster.peer(host)
-                stream = Stream(spec.session_id, MAIN)
-                steps.append(
-                    lambda: peer.call("close_agents", [stream], True, spec.nonce, timeout_s=_FORCED_S, group="store")
-                )
-                steps.append(lambda: services.registry.released(placed))
-            if logs and host is not None:
-                steps.append(lambda: services.store.remove(spec.session_id))
-            steps.append(lambda: services.store.close_session(spec.session_id, spec.nonce))
-            for step in steps:
-                try:
-                    await step()
-                except KimiRayError:
-                    continue
-
-        await asyncio.shield(asyncio.ensure_future(undo()))
+    def _refuse_when_closing(self, session_id: str) -> None:
+        if self._closing:
+            raise not_live(session_id, self._name)
 
     def _session(self, session_id: str) -> LiveSession:
         live = self._sessions.get(session_id)
         if live is None:
-            raise _not_live(session_id, self._name)
+            raise not_live(session_id, self._name)
         return live
 
     def _swarm(self, key: SwarmKey) -> SwarmRun:
@@ -560,7 +430,7 @@ class SessionHost:
         registry = self._services.registry
         named = await registry.hold_session(session_id, self._name)
         if named != self._name:
-            raise _not_live(session_id, self._name)
+            raise not_live(session_id, self._name)
         try:
             yield
         finally:
@@ -572,27 +442,3 @@ class SessionHost:
         """One operation at a time on an id."""
         async with self._locks.alone(session_id):
             yield
-
-
-def _not_live(session_id: str, host: str) -> SessionError:
-    return SessionError(
-        f"session {session_id} is not live on {host}",
-        code="session.not_live",
-        hint="resume it",
-        details={"session_id": session_id},
-        retryable=True,
-    )
-
-
-def _exists(session_id: str) -> SessionError:
-    return SessionError(
-        f"there is a session {session_id} already",
-        code="session.exists",
-        hint="resume it, or leave the id out for a new one",
-        details={"session_id": session_id},
-    )
-
-
-def _log_is_anothers(error: BaseException) -> bool:
-    """Whether a creation failed because main's log is there: then it is not ours to remove."""
-    return isinstance(error, StoreError) and error.code in ("store.exists", "store.deleted")

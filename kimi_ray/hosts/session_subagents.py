@@ -136,20 +136,21 @@ class SessionSubagents:
         )
         self._headers[stream.agent_id] = data
         self._inherited[stream.agent_id] = inherited
-        await live.recovery.remember_run(stream.agent_id, spec.caller)
-        try:
-            host = await activate_agent(
-                live.services.cluster,
-                live.services.registry,
-                live.services.store,
-                agent,
-                isolation=inherited.isolation,
-                node_id=inherited.node_id,
-            )
-        except BaseException:
-            live.recovery.drop_run(stream.agent_id)
-            raise
-        live.hold(replace(agent, header=None), host, inherited.isolation, inherited.node_id)
+        with live.arrivals.one():
+            await live.recovery.remember_run(stream.agent_id, spec.caller)
+            try:
+                host = await activate_agent(
+                    live.services.cluster,
+                    live.services.registry,
+                    live.services.store,
+                    agent,
+                    isolation=inherited.isolation,
+                    node_id=inherited.node_id,
+                )
+            except BaseException:
+                live.recovery.drop_run(stream.agent_id)
+                raise
+            live.hold(replace(agent, header=None), host, inherited.isolation, inherited.node_id)
         live.register_agents([AgentEntry(stream.agent_id, "sub", spec.caller, labels)])
         said = {"agent_id": stream.agent_id, "profile": spec.profile.name, "model": model.name, "labels": labels}
         live.log_of(spec.caller).add([LogEntry("subagent/spawned", {**said, **spec.about})])

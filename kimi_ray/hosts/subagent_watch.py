@@ -16,6 +16,7 @@ from kimi_ray.agent.specs import AgentProgress
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.ports import is_lost
+from kimi_ray.hosts.session_closing import close_agents
 from kimi_ray.hosts.stored_agents import StoredAgent, read_agent
 from kimi_ray.hosts.subagent_accounts import SubagentAccounts
 from kimi_ray.hosts.subagent_words import ChildRun, EndSubagent
@@ -198,7 +199,7 @@ class SubagentWatch:
                     return
                 if await self.is_busy(agent.host, agent_id):
                     return
-                await live.close_agents(agent.host, [agent.spec.stream], force=False)
+                await close_agents(live, agent.host, [agent.spec.stream], force=False)
                 live.agents.pop(agent_id, None)
                 live.drop_log(agent_id)
         except KimiRayError as error:

@@ -23,6 +23,7 @@ from kimi_ray.session.document_value import (
     loaded_document,
     new_document,
     parent_of_log,
+    turn_reason,
 )
 from kimi_ray.session.fork_plan import ForkPlan, LeftOut, PlannedLog, plan_agent_fork, plan_fork
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
@@ -62,4 +63,5 @@ __all__ = [
     "plan_agent_fork",
     "plan_fork",
     "prompt_text",
+    "turn_reason",
 ]

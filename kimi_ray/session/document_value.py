@@ -269,6 +269,13 @@ def _labels_of(header: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(text) for key, text in labels.items()}
 
 
+def turn_reason(stop: str | None) -> TurnReasonKind:
+    """How the document tells the end of a turn: ``stop`` is its kind, or a result's ``stop``."""
+    if stop in ("completed", "truncated", "repeated"):
+        return "completed"
+    return "cancelled" if stop == "cancelled" else "failed"
+
+
 def with_activity(value: Value, activity: Activity) -> bool:
     """What the main agent did."""
     value["updated_at"] = max(activity.at, int(value["updated_at"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kimi_ray.session.document_value import MAX_TITLE_CHARS, merged_metadata, new_document, with_agents
+from kimi_ray.session.document_value import MAX_TITLE_CHARS, merged_metadata, new_document, turn_reason, with_agents
 from kimi_ray.session.fork_plan import ForkPlan
 
 NOT_INHERITED = "goal"
@@ -65,9 +65,7 @@ def fork_document(
     if plan.main.prompt is not None:
         value["last_prompt"] = plan.main.prompt
     if plan.main.reason is not None:
-        ended = plan.main.reason
-        done = ended in ("completed", "truncated")
-        value["last_turn_reason"] = "completed" if done else "cancelled" if ended == "cancelled" else "failed"
+        value["last_turn_reason"] = turn_reason(plan.main.reason)
     left_out = plan.left_out_data()
     if left_out is not None:
         value["fork_left_out"] = left_out

@@ -24,3 +24,14 @@ def no_agent(stream: Stream) -> AgentError:
         hint="kimi-ray sessions show lists them",
         details={"session_id": stream.session_id, "agent_id": stream.agent_id},
     )
+
+
+def not_live(session_id: str, host: str) -> SessionError:
+    """``session.not_live``: the host that was asked does not hold the session, or lets go of it just now."""
+    return SessionError(
+        f"session {session_id} is not live on {host}",
+        code="session.not_live",
+        hint="resume it",
+        details={"session_id": session_id},
+        retryable=True,
+    )

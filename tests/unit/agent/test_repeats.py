@@ -10,7 +10,7 @@ import pytest
 
 from kimi_ray.agent.repeats import STOP_AT, RepeatedCalls
 from kimi_ray.agent.slots import ToolGate
-from kimi_ray.hosts.live_session import turn_reason
+from kimi_ray.session import turn_reason
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.runs import status_of
 from kimi_ray.tools.contract import Accesses
