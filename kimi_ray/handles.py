@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from kimi_ray.errors import AgentError, ConfigError
 from kimi_ray.events import SessionEvent, encode, freeze
-from kimi_ray.features.compaction import CompactionResult, UndoResult, check_count, checked_instruction
 from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
@@ -39,7 +38,6 @@ Content = str | Sequence[dict[str, Any]]
 """A prompt: text, or content blocks (``{"type": "text", "text": ...}`` and the like)."""
 
 _FLUSH_S = 60.0
-_COMPACT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,48 +258,6 @@ class Agent:
         await self._link.call("set_agent_model", self._link.id, self.id, resolved)
         if self.id == MAIN:
             self._link.spec = replace(self._link.spec, main=replace(self._link.spec.main, model=resolved))
-
-    async def compact(self, instruction: str | None = None) -> CompactionResult | None:
-        """Replace what was said, but for the last message, by the user's own words and a summary; durable when it
-        returns. Prompts that come meanwhile run afterwards.
-
-        Args:
-            instruction: What you want of the summary.
-
-        Returns:
-            What became of it, or None when there is nothing to compact.
-
-        Raises:
-            AgentError: ``compaction.busy``: a turn runs or a prompt waits; ``compaction.cancelled``,
-                ``compaction.changed``, ``compaction.summary``, ``compaction.commit``: nothing changed;
-                ``compaction.persistence``: it is done, and not durable yet.
-            ConfigError: ``request.invalid``.
-        """
-        checked_instruction(instruction)
-        return await self.services.courier.call(
-            self.route, "compact", self.stream, instruction, group="wait", timeout_s=_COMPACT_S
-        )
-
-    async def undo(self, count: int = 1) -> UndoResult:
-        """Take back the last prompts of the user and all that came of them: the model does not see them any more.
-        What was done in files and elsewhere stays done.
-
-        Args:
-            count: How many prompts.
-
-        Raises:
-            AgentError: ``agent.busy``: a turn runs or a prompt waits; ``agent.undo_unavailable`` {reason}: there are
-                fewer prompts, or they were compacted.
-            ConfigError: ``request.invalid``.
-        """
-        check_count(count)
-        result: UndoResult = await self.services.courier.call(
-            self.route, "undo", self.stream, count, new_message_id(), group="store", timeout_s=_FLUSH_S
-        )
-        if self.id == MAIN:
-            text = "" if result.last_prompt is None else last_prompt(result.last_prompt)
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
-        return result
 
     async def set_permission_mode(self, mode: PermissionModeName) -> None:
         """Another permission mode, from the next tool call on; in the log when it returns, so it outlives any host.
