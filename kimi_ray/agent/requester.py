@@ -16,7 +16,8 @@ from typing import Any, Literal
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
-from kimi_ray.errors import ProviderError, StoreError
+from kimi_ray.cancelling import ends_this_task
+from kimi_ray.errors import KimiRayError, ProviderError, StoreError, as_error
 from kimi_ray.ids import new_message_id
 from kimi_ray.llm.assemble import Assembled, Assembler
 from kimi_ray.llm.chat import ChatProvider, ChatRequest, Chunk, ReasoningDelta, TextDelta, ToolCallDelta
@@ -154,6 +155,11 @@ class Requester:
                 if error.code != "store.fenced":
                     self._keep_partial(run)
                 raise
+            except BaseException as error:
+                # What came was on the wire, whatever the provider or the log made of it.
+                if not (ends_this_task(error) or isinstance(error, KeyboardInterrupt)):
+                    self._keep_partial(run, as_error(error))
+                raise
             return self._complete(run, answer)
 
     async def _place(self, route: ModelRoute, signal: TurnSignal) -> tuple[AbstractContextManager[object], int | None]:
@@ -224,8 +230,8 @@ class Requester:
             out.append(block if n == 1 else {**block, "id": call_id})
         return out
 
-    def _keep_partial(self, run: _Attempt) -> None:
-        self._respond(run, answer=None, error=None)
+    def _keep_partial(self, run: _Attempt, error: KimiRayError | None = None) -> None:
+        self._respond(run, answer=None, error=error)
         self._keep_text(run)
 
     def _keep_text(self, run: _Attempt) -> None:
@@ -234,7 +240,7 @@ class Requester:
             data = _message_of(run, content) | {"interrupted": True}
             self._journal.append("assistant/message", data, surface="append", sources=run.chunk_seqs or None)
 
-    def _respond(self, run: _Attempt, *, answer: Assembled | None, error: ProviderError | None) -> None:
+    def _respond(self, run: _Attempt, *, answer: Assembled | None, error: KimiRayError | None) -> None:
         request, meta = run.request, run.assembler.meta
         now = time.monotonic()
         timing: dict[str, Any] = {"total_ms": round((now - run.began) * 1000)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from kimi_ray.agent.slots import StepStarting
 from kimi_ray.errors import ConfigError, KimiRayError
+from kimi_ray.llm.chat import ChatRequest, Chunk, TextDelta
 from kimi_ray.llm.script import Step
 from kimi_ray.tools import ToolOutput
 from kimi_ray.tools.contract import Accesses, ToolContext
@@ -75,6 +76,26 @@ async def test_whatever_a_models_function_raises_fails_its_turn(kind: Callable[[
     assert first.result.state == "failed"
     assert first.result.error is not None and first.result.error["code"] == "provider.script_failed"
     assert (await bench.result("p1", within_s=5)).result.text == "fine"
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit, Unheard, ValueError])
+async def test_whatever_a_provider_raises_leaves_what_came_and_a_response(
+    kind: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stream(_request: ChatRequest) -> AsyncIterator[Chunk]:
+        yield TextDelta(0, "half of ")
+        yield TextDelta(0, "it")
+        raise kind()
+
+    bench = AgentBench(["never"])
+    monkeypatch.setattr(bench.provider, "stream", stream)
+    bench.submit("go")
+    told = (await bench.result(within_s=5)).result
+    assert told.state == "failed" and told.error is not None and told.error["code"] == "internal"
+    (response,) = bench.of("llm/response")
+    assert response["error"]["code"] == "internal"
+    (message,) = bench.of("assistant/message")
+    assert message["interrupted"] and message["message"]["content"] == [{"type": "text", "text": "half of it"}]
 
 
 @pytest.mark.parametrize("where", ["accesses", "check", "run"])
