@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kimi_ray.errors import KimiRayError, error_from_data
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import LogEntry
+from kimi_ray.hosts.stored_agents import read_agent, read_children
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
@@ -55,9 +56,63 @@ async def fork_agent(
     """
     source = Stream(live.id, agent_id)
     await _flushed(services, live, source, model)
+    made = await _made_before(services, live, nonce)
+    if made is None:
+        copy, epoch = await _make(services, live, source, nonce, labels)
+        header, position = copy.header, {"seq": copy.cut + len(copy.tail), "epoch": epoch}
+    else:
+        header, position = made
+    forked = str(header["agent_id"])
+    # The pen loses nothing and says nothing twice, whatever becomes of the source's host.
+    log = live.log_of(agent_id)
+    await log.flush()
+    if made is None or forked not in (await read_children(services.store, source)).spawned:
+        spawned: dict[str, Any] = {"agent_id": forked, "profile": header.get("profile"), **position}
+        spawned |= {"labels": dict(labels) if labels else None, **(about or {})}
+        log.add([LogEntry("subagent/spawned", {key: value for key, value in spawned.items() if value is not None})])
+        await log.flush()
+    live.register_agents(
+        [
+            AgentEntry(
+                forked,
+                parent_agent_id=agent_id,
+                labels=dict(header.get("labels") or {}),
+                forked_from=agent_id,
+            )
+        ]
+    )
+    return forked
+
+
+async def _flushed(services: HostServices, live: LiveSession, source: Stream, model: ResolvedModel | None) -> None:
+    """The source alive, and all it has appended by now durable."""
+    suspect: str | None = None
+    for attempt in range(_TRIES):
+        host = await live.agent_host(source.agent_id, suspect, model)
+        try:
+            await services.cluster.peer(host).call("flush", [source], timeout_s=_CALL_S, group="store")
+            return
+        except KimiRayError as error:
+            if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
+                raise
+            suspect = host
+
+
+async def _made_before(
+    services: HostServices, live: LiveSession, nonce: str
+) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """The agent that was made for the same call: the header of its log, and where that stands."""
     for log in await services.store.list_logs(live.id):
         if log.header is not None and log.header.get("fork_group") == nonce:
-            return log.stream.agent_id
+            stored = await read_agent(services.store, log.stream)
+            return log.header, {} if stored is None else stored.position
+    return None
+
+
+async def _make(
+    services: HostServices, live: LiveSession, source: Stream, nonce: str, labels: Mapping[str, str] | None
+) -> tuple[LogCopy, int]:
+    """The new agent's log, stored; with the epoch in which its last event was written."""
     (number,) = await live.next_numbers(1)
     target = Stream(live.id, f"agent-{number}")
     planned = await plan_agent_fork(services.store, source, agent_id=target.agent_id, now=epoch_ms())
@@ -68,58 +123,8 @@ async def fork_agent(
             header["bind"] = {**header["bind"], "workdir": place.said()}
     if labels is not None:
         header["labels"] = dict(labels)
-    epoch = await _write(services, LogCopy(source, planned.cut, header, planned.tail), target)
-    spawned: dict[str, Any] = {
-        "agent_id": target.agent_id,
-        "profile": header.get("profile"),
-        "seq": planned.cut + len(planned.tail),
-        "epoch": epoch,
-    }
-    spawned |= {"labels": dict(labels) if labels else None, **(about or {})}
-    entry = LogEntry("subagent/spawned", {key: value for key, value in spawned.items() if value is not None})
-    await _recorded(services, live, source, entry)
-    live.register_agents(
-        [
-            AgentEntry(
-                target.agent_id,
-                parent_agent_id=agent_id,
-                labels=dict(header.get("labels") or {}),
-                forked_from=agent_id,
-            )
-        ]
-    )
-    return target.agent_id
-
-
-async def _flushed(services: HostServices, live: LiveSession, source: Stream, model: ResolvedModel | None) -> None:
-    """The source alive, and all it has appended by now durable."""
-    await _at_its_host(services, live, source, model, "flush", [source], group="store")
-
-
-async def _recorded(services: HostServices, live: LiveSession, source: Stream, entry: LogEntry) -> None:
-    await _at_its_host(services, live, source, None, "record", source, [entry], live.spec.nonce, group="control")
-    await _at_its_host(services, live, source, None, "flush", [source], group="store")
-
-
-async def _at_its_host(
-    services: HostServices,
-    live: LiveSession,
-    source: Stream,
-    model: ResolvedModel | None,
-    method: str,
-    *args: Any,
-    group: Any,
-) -> None:
-    suspect: str | None = None
-    for attempt in range(_TRIES):
-        host = await live.agent_host(source.agent_id, suspect, model)
-        try:
-            await services.cluster.peer(host).call(method, *args, timeout_s=_CALL_S, group=group)
-            return
-        except KimiRayError as error:
-            if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                raise
-            suspect = host
+    copy = LogCopy(source, planned.cut, header, planned.tail)
+    return copy, await _write(services, copy, target)
 
 
 async def _write(services: HostServices, copy: LogCopy, target: Stream) -> int:
