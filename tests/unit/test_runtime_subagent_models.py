@@ -14,7 +14,7 @@ from kimi_ray.hosts.agent_host import AgentHost
 from kimi_ray.llm.script import Step
 from kimi_ray.scopes import Feature
 from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
-from tests.unit.test_runtime_subagents import LONG, ask, begin, results, told, until_asked, until_told
+from tests.unit.subagent_stage import LONG, ask, begin, results, told, until_asked, until_told
 
 MODELS = {
     "other": {"provider": "scripted", "script": "kimi_ray_test_models:answer"},
