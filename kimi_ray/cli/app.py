@@ -21,6 +21,7 @@ from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.manifest import manifest
 from kimi_ray.cli.models import models
 from kimi_ray.cli.printing import print_error, print_json, say, silence_stdout, tell
+from kimi_ray.cli.replay import replay
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
@@ -84,6 +85,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(swarm)
+app.command()(replay)
 sessions.command("list")(list_sessions)
 sessions.command("show")(show)
 sessions.command("tail")(tail)

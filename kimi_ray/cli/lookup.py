@@ -38,14 +38,20 @@ def open_home(home: str | None, text: str = "") -> tuple[ReadStore, str]:
     return open_store(config.home, network_home=config.network_home), config.home
 
 
+def run_directory_of(text: str) -> Path | None:
+    """The run directory that a text names, or names an agent or a rollout of; None for any other text."""
+    found = _split_run(text)
+    run = split_agent(text)[0]
+    return found[0] if found else Path(run).expanduser() if is_run(run) else None
+
+
 def _home_of_run(text: str) -> str | None:
     from kimi_ray.runs.run_directory import read_manifest
 
-    found = _split_run(text)
-    run = split_agent(text)[0]
-    if found is None and not is_run(run):
+    directory = run_directory_of(text)
+    if directory is None:
         return None
-    config: dict[str, Any] = read_manifest(found[0] if found else Path(run).expanduser()).get("config") or {}
+    config: dict[str, Any] = read_manifest(directory).get("config") or {}
     home = config.get("home")
     return str(home) if home and Path(str(home)).is_dir() else None
 

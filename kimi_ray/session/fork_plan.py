@@ -236,7 +236,7 @@ async def plan_fork(
     found = (await scan(reader, source, scanner)).slice
     if found is None:
         assert point is not None
-        raise _no_such_point(source, point, scanner)
+        raise no_such_point(source, point, scanner)
     at = None if point is None else str(point)
     root = _planned(source, header, found, None, MAIN, at, now, header.delegation_depth)
     by_time = WHOLE if point is None else Where("time", found.latest_time)
@@ -484,7 +484,8 @@ def _sampled(bind: dict[str, Any] | None, sampling: Sampling | None, seed: int |
     return {**(bind or {}), "sampling": said}
 
 
-def _no_such_point(source: Stream, point: ForkPoint, scanner: LogScanner) -> SessionError:
+def no_such_point(source: Stream, point: ForkPoint, scanner: LogScanner) -> SessionError:
+    """``session.fork_point_not_found`` {at, turns, steps}, by a scanner that read the whole log."""
     turns, steps = scanner.turns, scanner.steps
     details: dict[str, Any] = {"at": str(point), "turns": turns, "steps": None}
     open_turn = scanner.open_turn

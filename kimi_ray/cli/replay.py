@@ -1,0 +1,194 @@
+"""``replay``: a recording against the code of today, without a model, without Ray, writing nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kimi_ray.cli import exits
+from kimi_ray.cli.options import Home, Json
+from kimi_ray.cli.printing import counted, one_line, print_json, safe, say, tell
+from kimi_ray.cli.sessions import AgentOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kimi_ray.replay import AgentReplay, Divergence, ReplayOptions
+    from kimi_ray.store.open import ReadStore
+
+_VALUE_CHARS = 400
+_NAMED = 20
+
+
+def replay(
+    session: Annotated[
+        str,
+        typer.Argument(
+            metavar="SESSION|RUN",
+            help="@last, an id or its end, SESSION/AGENT, a rollout RUN:ITEM[#REPEAT], or RUN: all of a run.",
+        ),
+    ],
+    agent: AgentOption = None,
+    run_tools: Annotated[
+        bool,
+        typer.Option(
+            "--run-tools",
+            help="Run the tools again, but for those that start agents. [their results are the recorded ones]",
+        ),
+    ] = False,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tools", metavar="MODULE:FUNCTION,...", help="Your own tools. [those that the run names]"),
+    ] = None,
+    workdir: Annotated[
+        str | None,
+        typer.Option("--workdir", metavar="SPEC", help="Where tools of --run-tools work, as for swarm. [none]"),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="FIELD", help="What may differ: system, tools, tools[2].description, ..."),
+    ] = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Run a recording again: the model's answers by position, everything else made by the code of today.
+
+    The first request that is not the recorded one is named, with both values; the exit code is then 1. With --json:
+    {"ok", "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step", "attempt", "seq", "time",
+    "field", "recorded", "replayed", "message"}, "requests", "agents": [{"session_id", "agent_id", "turns", "requests",
+    "recorded_requests", "tool_calls", "tools_run",
+    "tools_absent", "divergence", "error"}], "home"}.
+    """
+    from kimi_ray.cli.lookup import open_home, run_directory_of
+    from kimi_ray.replay import ReplayOptions, ReplayReport
+
+    directory = run_directory_of(session)
+    options = ReplayOptions(
+        tools="real" if run_tools else "recorded",
+        own_tools=_own_tools(tools, directory),
+        workdir=_workdir(workdir, run_tools=run_tools),
+        ignore=tuple(name.strip() for text in ignore or () for name in text.split(",") if name.strip()),
+    )
+    store, place = open_home(home, session)
+    recorded = _sessions_of(session, directory) if agent is None else []
+    done = asyncio.run(_replay(store, place, session, agent, recorded, options, quiet=json))
+    report = ReplayReport(agents=tuple(done))
+    if json:
+        found = report.divergence
+        agents = [one.model_dump(mode="json") for one in report.agents]
+        said = None if found is None else found.model_dump(mode="json")
+        print_json({"ok": report.ok, "divergence": said, "requests": report.requests, "agents": agents, "home": place})
+    else:
+        _tell(report.agents, report.divergence, report.requests)
+    if not report.ok:
+        raise typer.Exit(exits.FAILED)
+
+
+async def _replay(
+    store: ReadStore,
+    home: str,
+    text: str,
+    agent: str | None,
+    recorded: list[str],
+    options: ReplayOptions,
+    *,
+    quiet: bool,
+) -> list[AgentReplay]:
+    from kimi_ray.config import load_config
+    from kimi_ray.hosts.features import load_features
+    from kimi_ray.replay import HomeSource, replay_agents
+
+    config = load_config(home)
+    features = load_features(config)
+    done: list[AgentReplay] = []
+    for session_id, agent_id in await _streams(store, text, agent, recorded):
+        agents = replay_agents(
+            HomeSource(store), session_id, agent_id, options=options, config=config, features=features
+        )
+        async for one in agents:
+            done.append(one)
+            if not quiet and one.divergence is None and one.error is None and len(done) <= _NAMED:
+                tell(f"{session_id}/{one.agent_id}: {counted(one.requests, 'request')} as recorded")
+    return done
+
+
+def _sessions_of(text: str, directory: Path | None) -> list[str]:
+    """The sessions of a whole run, by its rows and attempts; none when it is not a run that is meant."""
+    from kimi_ray.cli.lookup import is_run
+    from kimi_ray.runs.run_directory import read_attempts, read_rows
+
+    if directory is None or not is_run(text):
+        return []
+    rows = [*read_rows(directory), *read_attempts(directory)]
+    return list(dict.fromkeys(str(row.session_id) for row in rows if row.session_id))
+
+
+async def _streams(store: ReadStore, text: str, agent: str | None, recorded: list[str]) -> list[tuple[str, str | None]]:
+    """The sessions that a person means, each with the one agent that is meant, or None for its whole tree."""
+    from kimi_ray.cli.lookup import find_session, find_stream, is_run
+
+    if recorded:
+        return [(one, None) for one in recorded]
+    if agent is not None or (not is_run(text) and (":" in text or "/" in text)):
+        stream = await find_stream(store, text, agent)
+        return [(stream.session_id, stream.agent_id)]
+    return [(await find_session(store, text), None)]
+
+
+def _own_tools(said: list[str] | None, directory: Path | None) -> tuple[Any, ...]:
+    """The user's tools: those that were said, else those that a run directory names.
+
+    Raises:
+        ToolError: ``tool.not_importable``, ``tool.bad_signature``.
+    """
+    from kimi_ray.cli.swarm_arguments import split_names
+    from kimi_ray.cli.swarm_plan import make_importable
+    from kimi_ray.runs.run_directory import read_manifest
+    from kimi_ray.tools import as_tool
+
+    names = split_names(said)
+    if names is None and directory is not None:
+        arguments: dict[str, Any] = read_manifest(directory).get("arguments") or {}
+        names = tuple(str(name) for name in arguments.get("tools") or ())
+    own = tuple(name for name in names or () if ":" in name)
+    make_importable(own, os.getcwd())
+    return tuple(as_tool(name) for name in own)
+
+
+def _workdir(text: str | None, *, run_tools: bool) -> Any:
+    from kimi_ray.cli.swarm_plan import find_workdir
+    from kimi_ray.errors import ConfigError
+
+    if text is not None and not run_tools:
+        raise ConfigError(
+            "--workdir is where tools work, and no tool is run", code="request.conflict", hint="say --run-tools, too"
+        )
+    return find_workdir(text, os.getcwd())
+
+
+def _tell(agents: tuple[AgentReplay, ...], first: Divergence | None, requests: int) -> None:
+    for one in agents:
+        if one.error is not None:
+            say(f"{one.session_id}/{one.agent_id}: cannot be replayed: {safe(one.error['message'])}")
+    absent = sorted({name for one in agents for name in one.tools_absent})
+    if absent:
+        tell(f"not here, and so not run: {', '.join(absent)} (--tools module:function brings your own)")
+    if first is not None:
+        say(safe(first.message))
+        say(f"  recorded: {_shown(first.recorded)}")
+        say(f"  replayed: {_shown(first.replayed)}")
+        others = sum(one.divergence is not None for one in agents) - 1
+        if others:
+            tell(f"{counted(others, 'other agent')} differ too, later in the recording")
+    else:
+        same = sum(one.error is None for one in agents)
+        say(f"{counted(same, 'agent')}, {counted(requests, 'request')}: as recorded")
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+    return one_line(text, _VALUE_CHARS)

@@ -1,0 +1,167 @@
+"""Comparing what a replay asks with what was asked, and saying where it differs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.llm.chat import ChatRequest
+from kimi_ray.log import Message
+from kimi_ray.replay.difference import ABSENT, Found, first_difference, messages_difference
+from kimi_ray.replay.messages import MovingSurface
+from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording
+from kimi_ray.replay.report import Divergence, DivergenceKind
+from kimi_ray.replay.sources import Blobs
+from kimi_ray.store.seam import Stream
+
+_FIRST = ("model", "system", "sampling", "tools")
+"""In which order the parts of a header are looked at; others follow."""
+
+
+class Judge:
+    """Goes along with a replay and knows what was there at the same place of the recording.
+
+    Args:
+        stream: Whose.
+        recording: The script.
+        blobs: Its session's.
+        ignored: Fields that may differ.
+
+    Attributes:
+        requests: Requests that were found equal so far.
+        imported: The recording is another program's: its headers say nothing of ours.
+    """
+
+    def __init__(self, stream: Stream, recording: Recording, blobs: Blobs, ignored: tuple[str, ...]) -> None:
+        self.requests = 0
+        self.imported = "imported" in (recording.header.model_extra or {})
+        self._stream = stream
+        self._blobs = blobs
+        self._ignored = ignored
+        self._then = MovingSurface(recording.surface)
+        self._equal = 0
+        self._generations = (0, 0)
+
+    def advance(self, seq: int) -> None:
+        """The replay stands where the event ``seq`` was about to come."""
+        self._then.advance(seq)
+
+    def compare_header(self, recorded: dict[str, Any], today: dict[str, Any]) -> Found | None:
+        """The first difference of what a turn's requests are made with, beside their messages."""
+        if self.imported:
+            return None
+        for key in dict.fromkeys([*_FIRST, *recorded, *today]):
+            then = {key: recorded[key]} if key in recorded else {}
+            now = {key: today[key]} if key in today else {}
+            found = first_difference(then, now, ignored=self._ignored)
+            if found is not None:
+                return found
+        return None
+
+    async def compare_messages(self, replayed: list[Message], journal: Journal) -> Found | None:
+        """The first difference of the messages. Those that were equal before are not looked at again."""
+        recorded = self._then.messages()
+        generations = (self._then.generation, journal.log.surface.generation)
+        if generations != self._generations:
+            self._equal, self._generations = 0, generations
+        start = self._equal
+        found = messages_difference(recorded, replayed, start, ignored=self._ignored)
+        if found is not None:
+            # What is kept by reference is not another text: only now is it read.
+            full = [*recorded[:start], *[await self._blobs.message(one) for one in recorded[start:]]]
+            mine = [*replayed[:start], *await journal.resolve(replayed[start:])]
+            found = messages_difference(full, mine, start, ignored=self._ignored)
+        if found is None:
+            self._equal = len(recorded)
+        return found
+
+    def different(
+        self,
+        kind: Literal["request", "messages"],
+        found: Found,
+        turn: RecordedTurn,
+        step: RecordedStep | None,
+        attempt: Attempt | None,
+    ) -> Divergence:
+        """A request, or what stands behind a turn's last one, is not what was recorded."""
+        field, recorded, replayed = found
+        what = self._place(turn, step) if kind == "request" else f"what stands at the end of turn {turn.number}"
+        return self._divergence(
+            kind,
+            turn,
+            step,
+            attempt,
+            f"{what} differs at {field}",
+            field,
+            recorded,
+            replayed,
+            behind=kind == "messages",
+        )
+
+    def extra(self, request: ChatRequest, turn: RecordedTurn) -> Divergence:
+        """One request more than was recorded."""
+        at = f"step {request.step} (counted from 0), attempt {request.attempt}"
+        return self._divergence(
+            "extra_request",
+            turn,
+            None,
+            None,
+            f"the replay makes one more request in turn {turn.number} than was recorded: {at}",
+            "request",
+            ABSENT,
+            f"{len(request.messages)} messages",
+        )
+
+    def missing(self, turn: RecordedTurn, step: RecordedStep, attempt: Attempt) -> Divergence:
+        """A recorded request is not made."""
+        what = f"{self._place(turn, step)}, attempt {attempt.number}, is not made"
+        return self._divergence("missing_request", turn, step, attempt, what, "request", "made", ABSENT)
+
+    def failed(self, turn: RecordedTurn | None, error: dict[str, Any], next_seq: int) -> Divergence:
+        """The replay cannot go on."""
+        return Divergence(
+            kind="failed",
+            session_id=self._stream.session_id,
+            agent_id=self._stream.agent_id,
+            request=self.requests,
+            turn=0 if turn is None else turn.number,
+            seq=next_seq if turn is None else turn.end,
+            time=0 if turn is None else turn.time,
+            field="error",
+            recorded=ABSENT,
+            replayed=error,
+            message=f"{self._stream}: the replay failed: {error['code']}: {error['message']}",
+        )
+
+    def _place(self, turn: RecordedTurn, step: RecordedStep | None) -> str:
+        at = f"turn {turn.number}" + (f", step {step.number}" if step is not None else "")
+        return f"request {self.requests} ({at})"
+
+    def _divergence(
+        self,
+        kind: DivergenceKind,
+        turn: RecordedTurn,
+        step: RecordedStep | None,
+        attempt: Attempt | None,
+        what: str,
+        field: str,
+        recorded: Any,
+        replayed: Any,
+        *,
+        behind: bool = False,
+    ) -> Divergence:
+        return Divergence(
+            kind=kind,
+            session_id=self._stream.session_id,
+            agent_id=self._stream.agent_id,
+            request=max(0, self.requests - behind),
+            turn=turn.number,
+            step=None if step is None else step.number,
+            attempt=None if attempt is None else attempt.number,
+            seq=turn.end if attempt is None or behind else attempt.seq,
+            time=turn.time if attempt is None or behind else attempt.time,
+            field=field,
+            recorded=recorded,
+            replayed=replayed,
+            message=f"{self._stream}: {what}",
+        )

@@ -1,0 +1,51 @@
+"""The messages of a recording at any place of it, going forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kimi_ray.events import SessionEvent
+from kimi_ray.log import Message, Surface, complete_tools, derive
+
+
+class MovingSurface:
+    """What the model saw, from the beginning of a log to its end.
+
+    Args:
+        events: All events of the log that were ever on the surface, in order.
+    """
+
+    def __init__(self, events: Sequence[SessionEvent]) -> None:
+        self._events = events
+        self._place = 0
+        self._surface = Surface()
+        self._messages: list[Message] = []
+        self._through = 0
+
+    @property
+    def generation(self) -> int:
+        """Rises whenever something on the surface is replaced: messages before are then not those after."""
+        return self._surface.generation
+
+    @property
+    def size(self) -> int:
+        """The events on the surface."""
+        return len(self._surface)
+
+    def advance(self, seq: int) -> None:
+        """Go on to before the event ``seq``; a place behind is left as it is."""
+        events, surface = self._events, self._surface
+        while self._place < len(events) and events[self._place].seq < seq:
+            plan = surface.check(events[self._place])
+            self._place += 1
+            if plan is not None and surface.apply(plan):
+                self._messages, self._through = [], 0
+
+    def messages(self) -> list[Message]:
+        """The messages as they go over the wire, every tool call answered; blobs are still references."""
+        for index in range(self._through, len(self._surface)):
+            message = derive(self._surface[index])
+            if message is not None:
+                self._messages.append(message)
+        self._through = len(self._surface)
+        return complete_tools(list(self._messages))

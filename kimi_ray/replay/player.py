@@ -1,0 +1,386 @@
+"""Replaying one agent: the loop of today on a fresh log, a model that answers as recorded, each request compared.
+
+The recording says what the replay cannot make: prompts and notices, what a compaction put in the place of what, where
+a turn was stopped. Everything else is made anew: the request, its header, what becomes of an answer, the calls, the
+form of their results. The first request that is not the recorded one ends the replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, NoReturn, cast
+
+from dishka import AsyncContainer
+
+from kimi_ray.agent.final_answer import FinalAnswer
+from kimi_ray.agent.fold import PromptRecord
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.loop import TurnInput, TurnLoop
+from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, ToolDone
+from kimi_ray.agent.specs import AgentSpec
+from kimi_ray.agent.turn_config import NOTHING, Asked, TurnConfig, turn_config
+from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.events import SessionEvent, thaw
+from kimi_ray.ids import new_ulid
+from kimi_ray.llm.chat import ChatRequest, Chunk, ToolSpec
+from kimi_ray.llm.header import describe_request
+from kimi_ray.llm.recorded import RecordedAnswer
+from kimi_ray.replay.difference import Found
+from kimi_ray.replay.injection import put_entry
+from kimi_ray.replay.judge import Judge
+from kimi_ray.replay.models import model_of_turn
+from kimi_ray.replay.options import ReplayOptions
+from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording, code_of
+from kimi_ray.replay.report import AgentReplay, Divergence
+from kimi_ray.replay.sources import Blobs
+from kimi_ray.replay.stage import Parts, Stage
+from kimi_ray.replay.tools import NEVER_RUN, NOT_STARTED, AbsentTool, tools_of_today
+from kimi_ray.settings import Limits, Profile, Sampling
+from kimi_ray.store.seam import Stream
+from kimi_ray.tools.contract import Tool, ToolContext, ToolOutput
+
+_REFUSALS = frozenset({"tool.bad_arguments", "tool.unknown"})
+"""Codes of results that say that a call could not start: those of today are compared with the recorded ones."""
+
+
+class _Diverged(Exception):
+    """The replay of the agent is over."""
+
+
+class AgentPlayer:
+    """Replays one agent. ``play`` once.
+
+    Args:
+        stream: Which.
+        recording: Its script.
+        blobs: Its session's.
+        options: How.
+        stage: Where it is built.
+    """
+
+    def __init__(
+        self, stream: Stream, recording: Recording, blobs: Blobs, options: ReplayOptions, stage: Stage
+    ) -> None:
+        self._stream = stream
+        self._recording = recording
+        self._blobs = blobs
+        self._options = options
+        self._stage = stage
+        self._judge = Judge(stream, recording, blobs, options.ignore)
+        self._imported = self._judge.imported
+        self._divergence: Divergence | None = None
+        self._turns = self._calls = self._ran = 0
+        self._script: list[tuple[int, RecordedStep, Attempt]] = []
+        self._next = 0
+        self._signal = TurnSignal()
+        self._turn: RecordedTurn | None = None
+        self._config: TurnConfig | None = None
+        self._header: dict[str, Any] = {}
+        self._done: set[str] = set()
+        self._really: set[str] = set()
+        self._absent: set[str] = set()
+        self.name = "recorded"
+        """As a provider: that of the recording."""
+
+    async def play(self) -> AgentReplay:
+        """Replay the agent up to its end, or to where it first differs.
+
+        Raises:
+            KimiRayError: why its log cannot be read, or its agent not be built.
+        """
+        recording = self._recording
+        bind = recording.bind or {}
+        spec = AgentSpec(
+            self._stream,
+            new_ulid(),
+            Profile.model_validate(bind.get("profile") or {"name": "recorded"}),
+            model_of_turn(None, {}, self._stage.models).model,
+            sampling=Sampling.model_validate(bind["sampling"]) if bind.get("sampling") else None,
+            workdir=self._options.workdir,
+        )
+        scope = await self._stage.enter(
+            spec, recording.header, recording.seed, Parts(self, self._tools_of, self._blobs.read)
+        )
+        try:
+            self._spec = spec
+            self._journal = await scope.get(Journal)
+            self._loop = await scope.get(TurnLoop)
+            self._final = await scope.get(FinalAnswer)
+            self._tools: list[Tool] = await scope.get(list[Tool])
+            (await scope.get(LimitMeter)).limits = Limits()
+            slots = await scope.get(AgentSlots)
+            slots.step.register("replay", self._before_request)
+            slots.request_failed.register("replay", self._after_failure)
+            slots.tool_done.register("replay", self._after_call)
+            self._journal.log.observe(self._follow)
+            self._judge.advance(len(recording.seed))
+            for turn in recording.turns:
+                await self._play_turn(turn)
+        except _Diverged:
+            pass
+        finally:
+            await scope.leave()
+        return AgentReplay(
+            session_id=self._stream.session_id,
+            agent_id=self._stream.agent_id,
+            turns=self._turns,
+            requests=self._judge.requests,
+            recorded_requests=recording.requests,
+            tool_calls=self._calls,
+            tools_run=self._ran,
+            tools_absent=tuple(sorted(self._absent)),
+            divergence=self._divergence,
+        )
+
+    # -- a turn -----------------------------------------------------------------------------------------------------
+
+    async def _play_turn(self, turn: RecordedTurn) -> None:
+        self._turns += 1
+        self._turn, self._script, self._next = turn, list(turn.attempts), 0
+        journal = self._journal
+        for entry in turn.before:
+            put_entry(journal, entry)
+        for submitted in turn.submitted:
+            journal.append("prompt/submitted", thaw(submitted))
+        if turn.steps:
+            await self._run(turn)
+        for entry in turn.behind:
+            put_entry(journal, entry)
+        await self._check_end(turn)
+        self._judge.advance(turn.end)
+        for prompt_id in turn.prompts:
+            if prompt_id in journal.fold.prompts:
+                journal.append("prompt/completed", {"prompt_id": prompt_id, "state": "completed"})
+
+    async def _run(self, turn: RecordedTurn) -> None:
+        self._header = await self._blobs.header(turn.header or {})
+        self.name = str(self._header.get("provider") or "recorded")
+        signal = self._signal = TurnSignal()
+        prompts = [self._journal.fold.prompts.get(one) or PromptRecord(one, None) for one in turn.prompts]
+        chosen = model_of_turn(turn.model, self._header, self._stage.models)
+        tools = (*(_spec_of(tool) for tool in self._tools), *self._final.begin(prompts))
+        sampling: dict[str, Any] = self._header.get("sampling") or {}
+        if turn.continuation is not None:
+            asked = Asked(Sampling.model_validate(sampling), None)
+        else:
+            asked = Asked.by(prompts[0]) if prompts else NOTHING
+        spec = replace(self._spec, send_seed="seed" in sampling)
+        config = turn_config(spec, chosen.model, self, tools, asked)
+        self._config = config = replace(config, header_extra=config.header_extra | chosen.extra)
+        first = thaw(turn.steps[0].said)
+        work = TurnInput(prompts, turn.continuation, _Joins(self), first)
+        await self._loop.run(config, work, signal)
+        if self._divergence is not None:
+            raise _Diverged
+
+    def said_next(self) -> list[dict[str, Any]]:
+        """The messages from outside that the step behind the present one begins with."""
+        turn = self._turn
+        assert turn is not None
+        at = (self._journal.log.order.next_step) if self._journal.log.order.open_turn is not None else 0
+        return turn.steps[at].said if at < len(turn.steps) else []
+
+    async def _before_request(self, starting: StepStarting) -> None:
+        turn = self._turn
+        if turn is not None and starting.step < len(turn.steps):
+            for entry in turn.steps[starting.step].inside:
+                put_entry(self._journal, entry)
+
+    async def _after_failure(self, failed: RequestFailed) -> None:
+        """A request that was made anew, because what it had was mended, is made anew here."""
+        place, _, attempt = self._script[self._next - 1]
+        again = self._next < len(self._script) and self._script[self._next][0] == place
+        if again and not attempt.retried:
+            for entry in attempt.behind:
+                put_entry(self._journal, entry)
+            failed.again()
+
+    def _follow(self, event: SessionEvent) -> None:
+        """Stop the turn, or its step, where the recording was stopped behind an answer or its last result."""
+        if event.replaced is not None or event.type not in ("assistant/message", "tool/result"):
+            return
+        if event.type == "tool/result":
+            self._done.add(event.data["message"]["source"]["call_id"])
+            self._calls += 1
+        if self._next == 0 or self._turn is None:
+            return
+        _, step, attempt = self._script[self._next - 1]
+        if attempt.answered and self._done.issuperset(attempt.calls):
+            if step.interrupted:
+                self._signal.stop_step()
+            elif self._turn.is_stopped and self._next == len(self._script):
+                self._stop()
+
+    def _stop(self) -> None:
+        reason = (self._turn.reason if self._turn is not None else None) or {}
+        self._signal.stop(str(reason.get("cause") or "replay") if reason.get("kind") == "cancelled" else "replay")
+
+    # -- the model --------------------------------------------------------------------------------------------------
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[Chunk]:
+        """See ``ChatProvider``: compares the request with the recorded one, then answers as recorded."""
+        turn = self._turn
+        assert turn is not None
+        judge = self._judge
+        if self._next == len(self._script):
+            if turn.is_stopped or not self._script:
+                self._stop()
+            else:
+                self._leave(judge.extra(request, turn))
+            await _for_ever()
+        place, step, attempt = self._script[self._next]
+        if place != request.step:
+            early = place > request.step
+            self._leave(judge.extra(request, turn) if early else judge.missing(turn, step, attempt))
+            await _for_ever()
+        self._next += 1
+        judge.advance(attempt.seq)
+        found = await self._compare(request)
+        if found is not None:
+            self._leave(judge.different("request", found, turn, step, attempt))
+            await _for_ever()
+        judge.requests += 1
+        self._done = set()
+        cut = not attempt.failed and not attempt.answered
+        answer = RecordedAnswer.of(
+            attempt.content,
+            attempt.response,
+            usage=(attempt.message or {}).get("usage"),
+            retried=attempt.retried,
+            cut=cut,
+        )
+        for chunk in answer.chunks():
+            yield chunk
+        failure = answer.failure()
+        if failure is not None:
+            raise failure
+        if cut:
+            if step.interrupted:
+                self._signal.stop_step()
+            else:
+                self._stop()
+            await _for_ever()
+
+    async def close(self) -> None:
+        """See ``ChatProvider``."""
+
+    async def _compare(self, request: ChatRequest) -> Found | None:
+        config = self._config
+        assert config is not None
+        if request.step == 0 and request.attempt == 1:
+            today = describe_request(request, provider=self.name) | config.header_extra
+            found = self._judge.compare_header(self._header, today)
+            if found is not None:
+                return found
+        return await self._judge.compare_messages(request.messages, self._journal)
+
+    # -- tools ------------------------------------------------------------------------------------------------------
+
+    async def _tools_of(self, container: AsyncContainer) -> list[Tool]:
+        recorded: dict[str, dict[str, Any]] = {}
+        for turn in self._recording.turns:
+            listed: Any = (await self._blobs.header(turn.header or {})).get("tools")
+            for said in cast("list[dict[str, Any]]", listed) if isinstance(listed, list) else ():
+                recorded.setdefault(said["name"], said)
+        names = list(recorded)
+        if self._imported or not names:
+            names += [
+                block["name"]
+                for turn in self._recording.turns
+                for _, _, attempt in turn.attempts
+                for block in attempt.content
+                if block["type"] == "tool-call" and self._imported
+            ]
+        own = () if self._imported else self._options.own_tools
+        return await tools_of_today(names, recorded, self._stage.features, container, own, self._run_tool)
+
+    async def _run_tool(self, tool: Tool, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
+        result = self._result_of(context.call_id)
+        background = bool(arguments.get("run_in_background"))
+        recorded = self._options.tools == "recorded" or tool.name in NEVER_RUN or background or _was_refused(result)
+        if not recorded and isinstance(tool, AbsentTool):
+            self._absent.add(tool.name)
+            recorded = True
+        if recorded:
+            return ToolOutput("")  # what was recorded takes its place
+        self._really.add(context.call_id)
+        self._ran += 1
+        return await tool.run(arguments, context)
+
+    async def _after_call(self, done: ToolDone) -> None:
+        """Put the recorded output in the place of one that a tool did not make now."""
+        if done.call_id in self._really or done.name == self._final.name:
+            return
+        result = self._result_of(done.call_id)
+        if result is None:
+            self._stop()  # the recording ends before it
+            return
+        code = code_of(result)
+        if not done.executed and (code is None or code in _REFUSALS):
+            return  # today's refusal: what becomes of it is compared
+        block = result["message"]["content"][0]
+        done.output = ToolOutput(
+            await self._blobs.blocks(block["content"]),
+            is_error=bool(block.get("is_error")),
+            error_code=code,
+            exit_code=result.get("exit_code"),
+            meta=thaw(result.get("meta")),
+            bounded=True,
+        )
+
+    def _result_of(self, call_id: str) -> dict[str, Any] | None:
+        return self._script[self._next - 1][1].results.get(call_id) if self._next else None
+
+    # -- the end of a turn ------------------------------------------------------------------------------------------
+
+    async def _check_end(self, turn: RecordedTurn) -> None:
+        """All its requests were made, and what stands behind the last one is as it was, too."""
+        judge = self._judge
+        if self._next < len(self._script):
+            _, step, attempt = self._script[self._next]
+            self._leave(judge.missing(turn, step, attempt))
+        elif turn.reason is not None:
+            judge.advance(turn.end)
+            found = await judge.compare_messages(await self._journal.wire_messages(), self._journal)
+            if found is not None:
+                _, step, attempt = self._script[-1] if self._script else (0, None, None)
+                self._leave(judge.different("messages", found, turn, step, attempt))
+        if self._divergence is not None:
+            raise _Diverged
+
+    def _leave(self, divergence: Divergence) -> None:
+        self._divergence = self._divergence or divergence
+        self._signal.stop("replay")
+
+
+class _Joins:
+    """What joins a replayed turn: what came from outside at the start of its next step."""
+
+    def __init__(self, player: AgentPlayer) -> None:
+        self._player = player
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._player.said_next())
+
+    async def join(self, signal: TurnSignal) -> list[dict[str, Any]]:
+        return thaw(self._player.said_next())
+
+
+def _spec_of(tool: Tool) -> ToolSpec:
+    return ToolSpec(tool.name, tool.description, tool.parameters)
+
+
+def _was_refused(result: dict[str, Any] | None) -> bool:
+    """Whether somebody else than the tool gave the result."""
+    if result is None:
+        return True
+    return code_of(result) in NOT_STARTED or "recovered_at" in result
+
+
+async def _for_ever() -> NoReturn:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError

@@ -1,0 +1,85 @@
+"""What a replay found."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kimi_ray.settings import Settings
+
+DivergenceKind = Literal["request", "extra_request", "missing_request", "messages", "failed"]
+"""``request``: a request is not the recorded one. ``extra_request``: one more than was recorded. ``missing_request``: a
+recorded one was not made. ``messages``: behind a turn's last request something is not what was recorded. ``failed``:
+the replay itself failed."""
+
+
+class Divergence(Settings):
+    """Where a replay first left its recording."""
+
+    kind: DivergenceKind
+    session_id: str
+    agent_id: str
+    request: int
+    """Its place among the requests of its agent, from 0; of ``messages``, that of the last one before."""
+    turn: int
+    """As they were recorded."""
+    step: int | None = None
+    attempt: int | None = None
+    seq: int
+    """Where the recording stood."""
+    time: int
+    """When that was recorded, epoch milliseconds."""
+    field: str
+    """For example ``messages[3].content[0].text``, ``tools[2].description``, ``system``."""
+    recorded: Any = None
+    replayed: Any = None
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class AgentReplay(Settings):
+    """How the replay of one agent went."""
+
+    session_id: str
+    agent_id: str
+    turns: int = 0
+    """Replayed turns, the one that diverged included."""
+    requests: int = 0
+    """Requests that were made and are as they were recorded."""
+    recorded_requests: int = 0
+    tool_calls: int = 0
+    """Calls whose results were replayed."""
+    tools_run: int = 0
+    """Of these, calls whose tools really ran."""
+    tools_absent: tuple[str, ...] = ()
+    """Tools that were to run and are not here: their results were the recorded ones."""
+    divergence: Divergence | None = None
+    error: dict[str, Any] | None = None
+    """Why its log cannot be replayed, as data."""
+
+
+class ReplayReport(Settings):
+    """How a replay went: every agent's, main first."""
+
+    agents: tuple[AgentReplay, ...] = Field(default=())
+    skipped: tuple[str, ...] = ()
+    """Fields that were not compared because the recording does not have them."""
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first one, by the time of the recording."""
+        found = [agent.divergence for agent in self.agents if agent.divergence is not None]
+        return min(found, key=lambda one: one.time, default=None)
+
+    @property
+    def requests(self) -> int:
+        """Requests that are as they were recorded, of all agents."""
+        return sum(agent.requests for agent in self.agents)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it is as it was recorded."""
+        return all(agent.divergence is None and agent.error is None for agent in self.agents)

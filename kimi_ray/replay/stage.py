@@ -1,0 +1,213 @@
+"""An agent built as a host builds it, but on a log in memory, with another model and other tools.
+
+What Features register at an agent's slots is not built: what it said is in the recording, and is said again from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from dishka import AsyncContainer, Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
+
+from kimi_ray.agent.fold import FOLLOWED, AgentFold
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.specs import AgentSpec
+from kimi_ray.config import RuntimeConfig, load_models
+from kimi_ray.errors import RuntimeFault
+from kimi_ray.events import LogHeader
+from kimi_ray.hosts.agent_container import host_services
+from kimi_ray.hosts.agent_services import AgentCallbacks, OpenedLog, SessionView
+from kimi_ray.hosts.features import Features
+from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostKind, HostListing, NodeInfo
+from kimi_ray.ids import new_ulid
+from kimi_ray.llm.chat import ChatProvider
+from kimi_ray.log import EventLog
+from kimi_ray.scopes import LifecycleScope, assemble, dispose, open_scope
+from kimi_ray.store.write_controller import WriteController
+from kimi_ray.tools.contract import Tool
+
+T = TypeVar("T")
+ReadBlob = Callable[[str], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a replayed agent has in the place of a host's.
+
+    Attributes:
+        provider: Its model.
+        tools: Makes its tools, in its scope.
+        read_blob: Reads what the recording keeps by reference.
+    """
+
+    provider: ChatProvider
+    tools: Callable[[AsyncContainer], Awaitable[list[Tool]]]
+    read_blob: ReadBlob
+
+
+@dataclass(slots=True)
+class MemoryStore:
+    """Where the log of a replay is durable: nowhere, and at once."""
+
+    blobs: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @property
+    def durable_seq(self) -> int:
+        """See ``Durable``."""
+        return 1 << 62
+
+    def attach_blob(self, digest: str, data: bytes) -> None:
+        """See ``Durable``."""
+        self.blobs[digest] = data
+
+    async def flush(self) -> None:
+        """See ``Durable``."""
+
+    async def wait_for_room(self) -> None:
+        """See ``Durable``."""
+
+
+class ReplayServices(Provider):
+    """The services of a replayed agent that are not a host's."""
+
+    scope = LifecycleScope.AGENT
+
+    parts = from_context(Parts, scope=LifecycleScope.AGENT)
+
+    @provide(override=True)
+    def provider(self, parts: Parts) -> ChatProvider:
+        """The model."""
+        return parts.provider
+
+    @provide(override=True)
+    async def tools(self, parts: Parts, container: AsyncContainer) -> list[Tool]:
+        """The tools."""
+        return await parts.tools(container)
+
+    @provide(override=True)
+    def journal(self, opened: OpenedLog, parts: Parts) -> Journal:
+        """The log and its fold."""
+        memory = cast("MemoryStore", opened.controller)
+
+        async def read_blob(digest: str) -> bytes:
+            own = memory.blobs.get(digest)
+            return own if own is not None else await parts.read_blob(digest)
+
+        return Journal(opened.log, opened.fold, memory, read_blob)
+
+
+class Stage:
+    """Builds replayed agents, all in this process.
+
+    Args:
+        config: The settings of today.
+        features: What Features bring today: their tools.
+    """
+
+    def __init__(self, config: RuntimeConfig, features: Features) -> None:
+        own = [*host_services(), *features.services(host_services())]
+        values: Mapping[type, Any] = {RuntimeConfig: config, Cluster: _Nowhere(), Features: features}
+        self._app = assemble([*own, ReplayServices()], values, features.asked())
+        self.config = config
+        self.models = load_models(config)
+        self.features = features
+
+    async def enter(self, spec: AgentSpec, header: LogHeader, seed: list[bytes], parts: Parts) -> AgentScope:
+        """The scope of one agent, whose log begins with a seed; ``leave`` ends it.
+
+        Raises:
+            LogError: ``log.*``: why the seed cannot be read.
+        """
+        log = EventLog(header, catalog=self.features.catalog, max_event_bytes=self.config.max_event_bytes)
+        fold = AgentFold(seed_bind=(header.model_extra or {}).get("bind"))
+        log.read_back(seed, follow=fold.apply, types=FOLLOWED)
+        opened = OpenedLog(log, fold, cast("WriteController", MemoryStore()), epoch=1, is_new=True)
+        session = await open_scope(self._app, {SessionView: SessionView(spec.stream.session_id)})
+        context = {
+            AgentSpec: spec,
+            OpenedLog: opened,
+            AgentCallbacks: AgentCallbacks(_nobody, lambda: None),
+            Parts: parts,
+        }
+        return AgentScope(session, await open_scope(session, context), str(spec.stream))
+
+    async def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        await dispose(self._app, "replay")
+
+
+class AgentScope:
+    """The services of one replayed agent."""
+
+    def __init__(self, session: AsyncContainer, agent: AsyncContainer, name: str) -> None:
+        self._session = session
+        self._agent = agent
+        self._name = name
+
+    async def get(self, service: type[T]) -> T:
+        """One of them."""
+        return await self._agent.get(service)
+
+    async def leave(self) -> None:
+        """End them all."""
+        await dispose(self._agent, self._name)
+        await dispose(self._session, self._name)
+
+
+def _nobody(_prompt_id: str, _outcome: object) -> None:
+    """Nobody waits for an outcome."""
+
+
+class _Nobody:
+    """A host that is not there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def call(self, method: str, *args: Any, timeout_s: float, group: Group = "default") -> Any:
+        raise _not_here(f"{self.name}.{method}")
+
+
+class _Nowhere:
+    """The cluster of a replay: there is none."""
+
+    def __init__(self) -> None:
+        self.home_id = f"replay-{new_ulid()}"
+        self.node_id = "replay"
+
+    def peer(self, name: str) -> _Nobody:
+        return _Nobody(name)
+
+    async def start_host(
+        self,
+        kind: HostKind,
+        name: str,
+        *,
+        node_id: str | None = None,
+        dedicated: bool = False,
+        environment: HostEnvironment | None = None,
+    ) -> HostListing:
+        raise _not_here(name)
+
+    async def stop_host(self, name: str) -> None:
+        """See ``Cluster``."""
+
+    async def list_hosts(self) -> list[HostListing]:
+        return []
+
+    async def nodes(self) -> list[NodeInfo]:
+        return []
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """See ``Cluster``."""
+
+    async def read_note(self, key: str) -> str | None:
+        return None
+
+
+def _not_here(what: str) -> RuntimeFault:
+    return RuntimeFault(
+        f"{what} was called in a replay, which has no other agents", code="runtime.closed", details={"called": what}
+    )

@@ -1,0 +1,94 @@
+"""``kimi-ray replay``: runs and sessions of a home, their divergences, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_ray.cli.app import run_command
+
+TOOLS = '''
+import kimi_ray
+
+VALUE = "blue"
+
+@kimi_ray.tool
+def colour(thing: str) -> str:
+    """The colour of a thing."""
+    return f"{thing} is {VALUE}"
+
+
+def model(request):
+    from kimi_ray.llm.script import Step
+    if len(request.messages) == 1:
+        return Step.call("colour", {"thing": "it"})
+    return "it is seen"
+'''
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of three items, each with one call of a tool of the user's."""
+    import sys
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KIMI_RAY_HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.delitem(sys.modules, "replay_mine", raising=False)
+    (tmp_path / "replay_mine.py").write_text(TOOLS)
+    (tmp_path / "items.txt").write_text("one\ntwo\nthree\n")
+    swarm = "--items items.txt --model scripted:replay_mine:model --tools replay_mine:colour --out run --profile bare"
+    assert run_command(["swarm", "See {{item}}", *swarm.split(), "--address", "in-process"]) == 0
+    return tmp_path / "run"
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = run_command([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_replayed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = _json(capsys, "replay", str(run_dir))
+    assert code == 0 and found["ok"] and found["divergence"] is None
+    assert [agent["requests"] for agent in found["agents"]] == [0, 2, 2, 2]
+    assert sum(agent["tools_run"] for agent in found["agents"]) == 0
+    code, found = _json(capsys, "replay", str(run_dir), "--run-tools")
+    assert code == 0 and sum(agent["tools_run"] for agent in found["agents"]) == 3
+
+
+def test_a_changed_tool_is_named(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import replay_mine  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(replay_mine, "VALUE", "red")  # pyright: ignore[reportUnknownArgumentType]
+    code, found = _json(capsys, "replay", str(run_dir), "--run-tools")
+    first = found["divergence"]
+    assert code == 1 and not found["ok"]
+    assert (first["kind"], first["request"], first["turn"], first["step"]) == ("request", 1, 0, 1)
+    assert first["field"] == "messages[2].content[0].content[0].text"
+    assert (first["recorded"], first["replayed"]) == ("it is blue", "it is red")
+    capsys.readouterr()
+    assert run_command(["replay", f"{run_dir}:two", "--run-tools"]) == 1
+    out = capsys.readouterr().out
+    assert "request 1 (turn 0, step 1) differs at messages[2]" in out
+    assert "recorded: it is blue" in out and "replayed: it is red" in out
+    assert run_command(["replay", str(run_dir)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["replay", "nobody"], "session.not_found"),
+        (["replay", "@last", "--agent", "agent-99"], "request.unknown_id"),
+        (["replay", "@last", "--workdir", "copy"], "request.conflict"),
+        (["replay", "@last", "--tools", "no_such_module:f"], "tool.not_importable"),
+    ],
+)
+def test_bad_usage(run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
+    status, found = _json(capsys, *arguments)
+    assert status == 2 and found["error"]["code"] == code
