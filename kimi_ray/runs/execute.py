@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from kimi_ray.runs.rows import AttemptRow, ResultRow
 from kimi_ray.runs.run_directory import RunDirectory
 from kimi_ray.settings import Durability
 
+_T = TypeVar("_T")
 _Handle_co = TypeVar("_Handle_co", bound="RunningRun", covariant=True)
 
 
@@ -42,8 +43,7 @@ class RunSink:
         Raises:
             RunError: ``run.write_failed``.
         """
-        async with self._lock:
-            await _whole(self._directory.append, rows, attempts)
+        await self._alone(lambda: self._directory.append(rows, attempts))
 
     async def write_limiter(self, changes: list[dict[str, Any]]) -> None:
         """What the limiter did (``RunDirectory.append_limiter``).
@@ -51,8 +51,7 @@ class RunSink:
         Raises:
             RunError: ``run.write_failed``.
         """
-        async with self._lock:
-            await _whole(self._directory.append_limiter, changes)
+        await self._alone(lambda: self._directory.append_limiter(changes))
 
     async def amend(self, facts: Mapping[str, Any]) -> None:
         """Put facts into ``run.json`` that are known at the end only.
@@ -60,13 +59,20 @@ class RunSink:
         Raises:
             RunError: ``run.write_failed``, ``run.corrupt``.
         """
-        async with self._lock:
-            await _whole(lambda: self._directory.write_manifest({**self._directory.manifest(), **facts}))
+        await self._alone(lambda: self._directory.write_manifest({**self._directory.manifest(), **facts}))
 
     async def close(self) -> None:
         """Let another command have the directory. Idempotent."""
-        async with self._lock:
-            await _whole(self._directory.close)
+        await self._alone(self._directory.close)
+
+    async def _alone(self, work: Callable[[], None]) -> None:
+        """File work in a thread, one after the other: what a caller gives up is done, and nobody comes in between."""
+
+        async def whole() -> None:
+            async with self._lock:
+                await asyncio.to_thread(work)
+
+        await asyncio.shield(asyncio.ensure_future(whole()))
 
 
 class PricedModel(Protocol):
@@ -121,7 +127,7 @@ async def open_run(
     manifest = await _manifest(
         plan, arguments, config, model, cwd, items_source, selection, served_models=served_models, argv=argv
     )
-    return RunSink(await _whole(lambda: RunDirectory.create(out, manifest, durability=durability)))
+    return RunSink(await _kept(lambda: RunDirectory.create(out, manifest, durability=durability), RunDirectory.close))
 
 
 async def reopen_run(
@@ -157,7 +163,7 @@ async def reopen_run(
             raise
         return resumed, directory
 
-    resumed, directory = await _whole(reopen)
+    resumed, directory = await _kept(reopen, lambda opened: opened[1].close())
     return resumed, RunSink(directory)
 
 
@@ -212,6 +218,16 @@ async def _manifest(
     )
 
 
-async def _whole(work: Any, *args: Any) -> Any:
-    """File work in a thread that a cancelled caller does not leave half done."""
-    return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work, *args)))
+async def _kept(work: Callable[[], _T], let_go: Callable[[_T], None]) -> _T:
+    """What is opened in a thread; ``let_go`` closes it when the caller has gone meanwhile."""
+    opening = asyncio.ensure_future(asyncio.to_thread(work))
+
+    def close(done: asyncio.Future[_T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            let_go(done.result())
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)
+        raise
