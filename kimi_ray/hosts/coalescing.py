@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import RuntimeFault
 
 
 class Coalesced:
@@ -38,11 +38,22 @@ class Coalesced:
         asked = self._asked.pop(shard)
         try:
             answers = await self._call(shard, [what for what, _ in asked])
-        except KimiRayError as error:
+            found = list(zip(asked, answers, strict=True))
+        except BaseException as error:
+            # Whatever it is, all who wait hear of it: nobody else would ever answer them.
             for _, future in asked:
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(_told(error))
+            if not isinstance(error, Exception):
+                raise
             return
-        for (_, future), answer in zip(asked, answers, strict=True):
+        for (_, future), answer in found:
             if not future.done():
                 future.set_result(answer)
+
+
+def _told(error: BaseException) -> BaseException:
+    """A call that was ended did not answer; its end is not that of those who wait."""
+    if isinstance(error, asyncio.CancelledError):
+        return RuntimeFault("the call was ended before it was answered", code="runtime.closed")
+    return error
