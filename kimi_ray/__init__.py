@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         AgentSlots,
         ChildEnded,
         ChildStarting,
+        Compacted,
+        Compacting,
         PromptGate,
         PromptQueued,
         RequestFailed,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     )
     from kimi_ray.agent.specs import PromptResult
     from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
+    from kimi_ray.agent.summarizer import Summarizer, Summary, SummaryTask
     from kimi_ray.app import IndexStatus, SessionList, SessionPage, SessionSummary, WorkspaceEntry, WorkspaceList
     from kimi_ray.config import RuntimeConfig
     from kimi_ray.errors import (
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         ToolError,
     )
     from kimi_ray.events import SessionEvent
+    from kimi_ray.features.compaction import CompactionResult, UndoResult
     from kimi_ray.features.permissions import Approval
     from kimi_ray.handles import Agent, Pending, PromptHandle
     from kimi_ray.hosts.swarm_words import SwarmProgress
@@ -74,6 +78,9 @@ _HOMES = {
     "ArchiveResult": "session_lifecycle",
     "ChildEnded": "agent.slots",
     "ChildStarting": "agent.slots",
+    "Compacted": "agent.slots",
+    "Compacting": "agent.slots",
+    "CompactionResult": "features.compaction",
     "ConfigError": "errors",
     "Feature": "scopes",
     "HookSlot": "scopes",
@@ -111,7 +118,10 @@ _HOMES = {
     "Stream": "store",
     "SubagentHandle": "subagent_handle",
     "SubagentResult": "agent.subagents",
+    "Summarizer": "agent.summarizer",
+    "Summary": "agent.summarizer",
     "SummaryPolicy": "agent.subagents",
+    "SummaryTask": "agent.summarizer",
     "SwarmHandle": "swarm_handle",
     "SwarmProgress": "hosts.swarm_words",
     "SwarmReport": "runs",
@@ -124,6 +134,7 @@ _HOMES = {
     "TurnEnded": "agent.slots",
     "TurnStarted": "agent.slots",
     "TurnStopping": "agent.slots",
+    "UndoResult": "features.compaction",
     "Usage": "settings",
     "Workdir": "settings",
     "Workspace": "workspace_handle",
@@ -146,6 +157,9 @@ __all__ = [
     "ArchiveResult",
     "ChildEnded",
     "ChildStarting",
+    "Compacted",
+    "Compacting",
+    "CompactionResult",
     "ConfigError",
     "Feature",
     "HookSlot",
@@ -183,7 +197,10 @@ __all__ = [
     "Stream",
     "SubagentHandle",
     "SubagentResult",
+    "Summarizer",
+    "Summary",
     "SummaryPolicy",
+    "SummaryTask",
     "SwarmHandle",
     "SwarmProgress",
     "SwarmReport",
@@ -196,6 +213,7 @@ __all__ = [
     "TurnEnded",
     "TurnStarted",
     "TurnStopping",
+    "UndoResult",
     "Usage",
     "Workdir",
     "Workspace",

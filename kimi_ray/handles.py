@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from kimi_ray.errors import AgentError, ConfigError
 from kimi_ray.events import SessionEvent, encode, freeze
+from kimi_ray.features.compaction import CompactionResult, UndoResult, check_count, checked_instruction
 from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
@@ -38,6 +40,7 @@ Content = str | Sequence[dict[str, Any]]
 """A prompt: text, or content blocks (``{"type": "text", "text": ...}`` and the like)."""
 
 _FLUSH_S = 60.0
+_COMPACT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,48 @@ class Agent:
         if self.id == MAIN:
             self._link.spec = replace(self._link.spec, main=replace(self._link.spec.main, model=resolved))
 
+    async def compact(self, instruction: str | None = None) -> CompactionResult | None:
+        """Replace what was said, but for the last message, by the user's own words and a summary; durable when it
+        returns. Prompts that come meanwhile run afterwards.
+
+        Args:
+            instruction: What you want of the summary.
+
+        Returns:
+            What became of it, or None when there is nothing to compact.
+
+        Raises:
+            AgentError: ``compaction.busy``: a turn runs or a prompt waits; ``compaction.cancelled``,
+                ``compaction.changed``, ``compaction.summary``, ``compaction.commit``: nothing changed;
+                ``compaction.persistence``: it is done, and not durable yet.
+            ConfigError: ``request.invalid``.
+        """
+        checked_instruction(instruction)
+        return await self.services.courier.call(
+            self.route, "compact", self.stream, instruction, group="wait", timeout_s=_COMPACT_S
+        )
+
+    async def undo(self, count: int = 1) -> UndoResult:
+        """Take back the last prompts of the user and all that came of them: the model does not see them any more.
+        What was done in files and elsewhere stays done.
+
+        Args:
+            count: How many prompts.
+
+        Raises:
+            AgentError: ``agent.busy``: a turn runs or a prompt waits; ``agent.undo_unavailable`` {reason}: there are
+                fewer prompts, or they were compacted.
+            ConfigError: ``request.invalid``.
+        """
+        check_count(count)
+        result: UndoResult = await self.services.courier.call(
+            self.route, "undo", self.stream, count, new_message_id(), group="store", timeout_s=_FLUSH_S
+        )
+        if self.id == MAIN:
+            text = "" if result.last_prompt is None else last_prompt(result.last_prompt)
+            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
+        return result
+
     async def set_permission_mode(self, mode: PermissionModeName) -> None:
         """Another permission mode, from the next tool call on; in the log when it returns, so it outlives any host.
 
@@ -348,12 +393,17 @@ class Agent:
 
     def _send(self, prompts: list[PromptSpec]) -> list[Entry]:
         entries = self.services.courier.submit(self.route, prompts)
-        texts = [prompt for prompt in prompts if not prompt.continuation]
-        if self.id == MAIN and texts:
-            text = last_prompt(texts[-1].content or texts[-1].text)
-            first = last_prompt(texts[0].content or texts[0].text) if len(texts) > 1 else None
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text, first_prompt=first))
+        if self.id == MAIN:
+            for entry in entries:
+                if not entry.prompt.continuation:
+                    entry.accepted.add_done_callback(partial(self._accepted, entry.prompt))
         return entries
+
+    def _accepted(self, prompt: PromptSpec, done: asyncio.Future[None]) -> None:
+        """The session's document hears of a prompt of main's; of one that was refused it does not."""
+        if not done.cancelled() and done.exception() is None:
+            text = last_prompt(prompt.content or prompt.text)
+            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
 
     async def _resolve(self, suspect: str | None) -> str:
         model: ResolvedModel | None = None

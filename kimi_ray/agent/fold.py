@@ -13,8 +13,11 @@ from typing import Any
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
-from kimi_ray.log import message_text
+from kimi_ray.log import Counted, message_text
 from kimi_ray.settings import PermissionModeName, PromptState, Usage
+
+_KEPT_TODO_WRITES = 256
+"""So many writes of the todo list can be undone."""
 
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
 
@@ -129,7 +132,11 @@ class AgentFold:
     kept_results: dict[str, Any] = field(default_factory=dict[str, Any])
     """Long tool results that the model was shown the preview of: the blob of each, by call id."""
     todos: list[dict[str, Any]] | None = None
-    """The todo list as it was last written; None until it is."""
+    """The todo list as it was last written; None until it is. An undo gives back the one before what it took."""
+    last_undo: tuple[str, tuple[str, ...]] | None = None
+    """The name of the last undo, and the prompts that it took back."""
+    counted: Counted = field(default_factory=Counted)
+    """The last answer of which a server counted the tokens."""
     permission_mode: PermissionModeName | None = None
     """The mode that was set last; None: none was, the configured one counts."""
     approved_calls: set[str] = field(default_factory=set[str])
@@ -138,6 +145,7 @@ class AgentFold:
     """The last two ``runtime/activated``: where it lived before, and where it lives."""
     seed_bind: dict[str, Any] | None = None
     """How the agent is bound behind a seed: what the log's header says, none of the source's."""
+    _todo_writes: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list[tuple[int, list[dict[str, Any]]]])
     _turn_base: _Sums = field(default_factory=_Sums)
     _turn_text: str = ""
     _turn_message_seq: int | None = None
@@ -294,6 +302,7 @@ class AgentFold:
         for block in message["content"]:
             if block["type"] == "tool-call":
                 self.call_ids.add(block["id"])
+        self.counted.message(event)
         if event.replaced is None:
             self.last_message_seq = event.seq
             text = message_text(message)
@@ -301,9 +310,8 @@ class AgentFold:
                 self._turn_text = text
                 self._turn_message_seq = event.seq
 
-    def _response(self, event: SessionEvent) -> None:
-        data, s = event.data, self.sums
-        usage = data.get("usage")
+    def _use(self, usage: dict[str, Any] | None) -> None:
+        s = self.sums
         if usage is not None:
             s.input += usage.get("input", 0)
             s.cached += usage.get("cached", 0)
@@ -312,6 +320,14 @@ class AgentFold:
             s.reasoning += usage.get("reasoning", 0)
             if usage.get("estimated"):
                 s.estimated = True
+
+    def _summary_response(self, event: SessionEvent) -> None:
+        self._use(event.data.get("usage"))
+
+    def _response(self, event: SessionEvent) -> None:
+        data, s = event.data, self.sums
+        self._use(data.get("usage"))
+        self.counted.response(data)
         timing = data["timing"]
         s.queued_ms += timing.get("queued_ms", 0)
         s.limiter_ms += timing.get("limiter_ms", 0)
@@ -325,6 +341,8 @@ class AgentFold:
         self.sums.retry_wait_ms += event.data["delay_ms"]
 
     def _header(self, event: SessionEvent) -> None:
+        if event.data["header"] != self.header:
+            self.counted.forget()
         self.header = event.data["header"]
 
     def _bind(self, event: SessionEvent) -> None:
@@ -350,6 +368,16 @@ class AgentFold:
 
     def _todo(self, event: SessionEvent) -> None:
         self.todos = event.data["todos"]
+        self._todo_writes.append((event.seq, event.data["todos"]))
+        del self._todo_writes[:-_KEPT_TODO_WRITES]
+
+    def _cut(self, event: SessionEvent) -> None:
+        if "undo_id" in event.data:
+            self.last_undo = (event.data["undo_id"], tuple(event.data["prompts"]))
+        if event.replaced is None or not self._todo_writes or self._todo_writes[-1][0] < event.replaced[0]:
+            return
+        self._todo_writes = [write for write in self._todo_writes if write[0] < event.replaced[0]]
+        self.todos = self._todo_writes[-1][1] if self._todo_writes else None
 
     def _output(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])
@@ -394,6 +422,8 @@ _HANDLERS: dict[str, Any] = {
     "tool/call": AgentFold._tool_call,  # pyright: ignore[reportPrivateUsage]
     "assistant/message": AgentFold._message,  # pyright: ignore[reportPrivateUsage]
     "llm/response": AgentFold._response,  # pyright: ignore[reportPrivateUsage]
+    "compaction/response": AgentFold._summary_response,  # pyright: ignore[reportPrivateUsage]
+    "surface/cut": AgentFold._cut,  # pyright: ignore[reportPrivateUsage]
     "llm/retry": AgentFold._retry,  # pyright: ignore[reportPrivateUsage]
     "request/header": AgentFold._header,  # pyright: ignore[reportPrivateUsage]
     "profile/bind": AgentFold._bind,  # pyright: ignore[reportPrivateUsage]

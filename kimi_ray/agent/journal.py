@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
+from pydantic_core import from_json
+
 from kimi_ray.agent.fold import AgentFold
 from kimi_ray.events import SessionEvent, SurfaceOp, encode, thaw
 from kimi_ray.log import EventLog, Message, complete_tools
@@ -160,6 +162,19 @@ class Journal:
             return list(self._wire)
         return [*self._wire, *fresh]
 
+    async def header(self) -> dict[str, Any] | None:
+        """The last ``request/header``, every blob in place; None before the first request."""
+        header = self.fold.header
+        if header is None:
+            return None
+        whole: dict[str, Any] = thaw(header)
+        for key in ("system", "tools"):
+            digest = whole.get(key, {}).get("$blob") if isinstance(whole.get(key), dict) else None
+            if digest is not None:
+                raw = await self._blob(digest)
+                whole[key] = raw.decode() if key == "system" else from_json(raw)
+        return whole
+
     async def resolve(self, messages: list[Message]) -> list[Message]:
         """The messages with every blob in place: what goes over the wire."""
         return [await self._resolved(message) if _has_blob(message) else message for message in messages]
@@ -177,10 +192,13 @@ class Journal:
         if digest is None:
             return
         block.pop("bytes", None)
+        block["text"] = (await self._blob(digest)).decode()
+
+    async def _blob(self, digest: str) -> bytes:
         raw = self._blobs.get(digest)
         if raw is None:
             raw = self._blobs[digest] = await self._read_blob(digest)
-        block["text"] = raw.decode()
+        return raw
 
 
 def _has_blob(message: Message) -> bool:

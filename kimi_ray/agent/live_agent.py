@@ -18,6 +18,7 @@ from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.maintenance import StandsStill
 from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompt_gates import PromptGates
@@ -64,7 +65,7 @@ class _Continuation:
     asked: Asked
 
 
-class LiveAgent:
+class LiveAgent(StandsStill):
     """One agent, alive.
 
     Args:
@@ -127,12 +128,11 @@ class LiveAgent:
         self.workdir_created = False
         self.node_id: str | None = None
         self._loop = loop
-        self._provider = provider
         self._environment = environment
         self._tools = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools)
         self._on_outcome = on_outcome
         self._on_idle = on_idle
-        self._in_use = in_use if in_use is not None else ModelInUse(spec.model)
+        self._in_use = in_use if in_use is not None else ModelInUse(spec.model, provider)
         self._continuations: list[_Continuation] = []
         self._handled: dict[str, int | None] = {}
         self._signal: TurnSignal | None = None
@@ -147,8 +147,8 @@ class LiveAgent:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn runs or a prompt waits."""
-        running = self._driver is not None and not self._driver.done()
+        """Whether a turn runs, a prompt waits, or maintenance is at work."""
+        running = self._maintenance is not None or (self._driver is not None and not self._driver.done())
         return running or (not self._closed and self._has_work)
 
     @property
@@ -159,17 +159,6 @@ class LiveAgent:
     def closed(self) -> bool:
         """Whether it takes nothing any more: it is being closed, was closed, or broke."""
         return self._closed
-
-    def hold(self, holder: str) -> None:
-        """Start no turn until ``release``; prompts are accepted and wait. Only for an agent that is not busy."""
-        self._holders.add(holder)
-        self.prompts.held = True
-
-    def release(self, holder: str) -> None:
-        """End a hold; what waits starts when it was the last one. Idempotent."""
-        self._holders.discard(holder)
-        self.prompts.held = bool(self._holders)
-        self._wake_if_open()
 
     def revive(self) -> None:
         """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
@@ -329,7 +318,9 @@ class LiveAgent:
         )
 
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
-        """Cancel a prompt, or all: the queued ones first, then the running turn. Returns the ids it hit."""
+        """Cancel a prompt, or all: the queued ones first, then what runs. Returns the ids it hit."""
+        if prompt_id is None:
+            self.stop_maintenance()
         hit = self.prompts.cancel_queued(prompt_id)
         running = list(dict.fromkeys([*self.prompts.active, *self._current]))
         if self._signal is not None and (prompt_id is None or prompt_id in running):
@@ -360,8 +351,7 @@ class LiveAgent:
 
     def set_model(self, model: ResolvedModel, provider: ChatProvider) -> None:
         """Another model from the next turn on."""
-        self._in_use.switch(model)
-        self._provider = provider
+        self._in_use.switch(model, provider)
         self.meter.price = model.settings.price
         self.journal.append("profile/model", {"model": model.name})
 
@@ -386,6 +376,7 @@ class LiveAgent:
             self._signal.stop("fenced", fenced=True)
         if self._driver is not None:
             self._driver.cancel()
+        self.stop_maintenance()
         self._notices.stop()
 
     def watch(self) -> AgentProgress:
@@ -417,6 +408,8 @@ class LiveAgent:
             if self.failure is not None:
                 driver.cancel()
             await asyncio.wait([driver])
+        if self._maintenance is not None:
+            await asyncio.wait([self._maintenance])
         if self._settlers:
             await asyncio.wait(self._settlers)
         if self.failure is None:
@@ -474,7 +467,7 @@ class LiveAgent:
                 if not (self._waking or self._slots.prompt) or await self._may_start(turn_input, signal):
                     self.meter.limits = asked.limits_over(self.spec.limits)
                     tools = (*self._tools, *self._final_answer())
-                    config = turn_config(self.spec, self._in_use.model, self._provider, tools, asked)
+                    config = turn_config(self.spec, self._in_use.model, self._in_use.provider, tools, asked)
                     reason = await self._loop.run(config, turn_input, signal)
             finally:
                 self._signal = None

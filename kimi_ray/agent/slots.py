@@ -206,6 +206,28 @@ class ChildStarting:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacting:
+    """A compaction is about to begin. Awaited; it begins whatever is made of it."""
+
+    trigger: str
+    """``manual`` or ``auto``."""
+    tokens: int
+    """The size of the next request as it would be."""
+    instruction: str | None = None
+    """What the user wants of the summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A compaction is over, and the conversation shorter. A notice."""
+
+    trigger: str
+    compaction_id: str
+    tokens: int
+    """The size of the next request now."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildEnded:
     """A subagent of this agent has answered. A notice."""
 
@@ -231,6 +253,8 @@ class AgentSlots:
         "awake",
         "child_ended",
         "child_starting",
+        "compacted",
+        "compacting",
         "leaving",
         "prompt",
         "prompt_queued",
@@ -258,4 +282,6 @@ class AgentSlots:
         self.child_starting = HookSlot[ChildStarting]("child_starting")
         self.child_ended = HookSlot[ChildEnded]("child_ended")
         self.task = HookSlot[TaskChanged]("task")
+        self.compacting = HookSlot[Compacting]("compacting")
+        self.compacted = HookSlot[Compacted]("compacted")
         self.leaving = HookSlot[AgentLeaving]("leaving")

@@ -273,8 +273,8 @@ _HOOK_EVENTS: dict[str, str] = {
     "SubagentStart": "A subagent is about to start, and waits.",
     "SubagentStop": "A subagent has answered.",
     "TaskStarted": "A background task runs.",
-    "PreCompact": "Before a compaction; not fired until a runtime compacts.",
-    "PostCompact": "After a compaction; not fired until a runtime compacts.",
+    "PreCompact": "Before a compaction, which waits for it.",
+    "PostCompact": "After a compaction.",
     "Notification": "A background task has ended.",
 }
 

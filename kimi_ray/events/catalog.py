@@ -79,6 +79,8 @@ CORE = Catalog(
         EventType("permission/asked", p.PermissionAsked, ignorable=True),
         EventType("permission/decided", p.PermissionDecided),
         EventType("compaction/start", p.CompactionStart),
+        EventType("compaction/request", p.CompactionRequest, ignorable=True),
+        EventType("compaction/response", p.CompactionResponse, ignorable=True),
         EventType("compaction/summary", p.CompactionSummary),
         EventType("compaction/prune", p.CompactionPrune),
         EventType("compaction/end", p.CompactionEnd),

@@ -151,6 +151,8 @@ class SurfaceCut(Payload):
 
     reason: Literal["undo"]
     prompts: list[str]
+    undo_id: str | None = None
+    """The caller's name for it: asked again it is not done again."""
 
 
 class AssistantChunk(Payload):
@@ -311,6 +313,46 @@ class CompactionStart(Payload):
 
     compaction_id: str
     turn: int | None = None
+    """The open turn; none for one between turns."""
+    trigger: Literal["pressure", "overflow", "manual", "region"] | None = None
+    instruction: str | JsonObject | None = None
+    """What the user wants of the summary."""
+    shadowed_range: JsonObject | None = None
+    """The first and the last node of what it is to replace: {start, end}."""
+    tokens: int | None = None
+    """How large the next request would have been."""
+    threshold: int | None = None
+    """At which size it is asked for, by itself."""
+
+
+class CompactionRequest(Payload):
+    """A model is asked for the summary: with the system prompt and the tools of the log's last header, the messages of
+    the range of ``compaction/start`` without the first ``left_out``, and ``message`` behind them."""
+
+    compaction_id: str
+    attempt: int
+    provider: str
+    model: str
+    sampling: JsonObject | None = None
+    left_out: int | None = None
+    message: JsonObject
+
+
+class CompactionResponse(Payload):
+    """What came back, failed attempts too."""
+
+    compaction_id: str
+    attempt: int
+    response_id: str | None = None
+    served_model: str | None = None
+    fingerprint: str | None = None
+    finish_reason: str | None = None
+    raw_finish_reason: str | None = None
+    http_status: int | None = None
+    request_id: str | None = None
+    usage: JsonObject | None = None
+    timing: JsonObject
+    error: JsonObject | None = None
 
 
 class CompactionSummary(Payload):

@@ -4,6 +4,7 @@ What may enter: a class that subclasses ``kimi_ray.scopes.Feature``, with its se
 or folder of its own. What may not: knowledge of hosts, of Ray, or of another Feature.
 """
 
+from kimi_ray.features.compaction import CompactionFeature
 from kimi_ray.features.external_hooks import ExternalHooks
 from kimi_ray.features.git_context import GitContextFeature
 from kimi_ray.features.mcp import McpFeature
@@ -22,6 +23,7 @@ BUILTIN: tuple[type[Feature], ...] = (
     TasksFeature,
     TodoFeature,
     GitContextFeature,
+    CompactionFeature,
     McpFeature,
 )
 """The Features of every runtime, in the order in which their handlers come: what refuses calls by their shape first."""

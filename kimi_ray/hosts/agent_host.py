@@ -19,6 +19,7 @@ from kimi_ray.hosts.admission import Admission, take_each
 from kimi_ray.hosts.agent_container import host_container
 from kimi_ray.hosts.agent_services import AgentCallbacks, ModelPool, OpenedLog, SleepingWorkdirs, workdirs_base
 from kimi_ray.hosts.agent_workdirs import AgentWorkdirs
+from kimi_ray.hosts.context_calls import ContextCalls
 from kimi_ray.hosts.draining import Leavers
 from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.hosts.host_scopes import HostScopes
@@ -41,7 +42,7 @@ from kimi_ray.tools.contract import Tool
 from kimi_ray.version import __version__
 
 
-class AgentHost(PermissionCalls):
+class AgentHost(PermissionCalls, ContextCalls):
     """Holds living agents.
 
     Args:
@@ -79,6 +80,7 @@ class AgentHost(PermissionCalls):
         "close_agents": "store",
         "close": "control",
         **PermissionCalls.PERMISSION_PORT,
+        **ContextCalls.CONTEXT_PORT,
     }
 
     def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:

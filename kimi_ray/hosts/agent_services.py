@@ -32,6 +32,7 @@ from kimi_ray.agent.requester import Progress, Requester
 from kimi_ray.agent.rollout_agent import RolloutFunctionAgent
 from kimi_ray.agent.slots import AgentSlots
 from kimi_ray.agent.specs import AgentSpec, Outcome
+from kimi_ray.agent.summarizer import ModelSummarizer, Summarizer
 from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.app import ModelCatalogue
 from kimi_ray.config import RuntimeConfig
@@ -316,9 +317,14 @@ class AgentServices(Provider):
         return pool.provider(spec.model)
 
     @provide
-    def in_use(self, spec: AgentSpec) -> ModelInUse:
+    def in_use(self, spec: AgentSpec, provider: ChatProvider) -> ModelInUse:
         """The model of the next turn."""
-        return ModelInUse(spec.model)
+        return ModelInUse(spec.model, provider)
+
+    @provide
+    def summarizer(self, journal: Journal, in_use: ModelInUse, spec: AgentSpec) -> Summarizer:
+        """Writes summaries for compactions: the agent's own model."""
+        return ModelSummarizer(journal, in_use, spec.stream, spec.nonce)
 
     @provide
     def notices(self, journal: Journal) -> Notices:

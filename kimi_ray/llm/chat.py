@@ -134,6 +134,8 @@ class ChatRequest:
     step: int = 0
     attempt: int = 1
     """Counts from 1 within a step. Not sent."""
+    purpose: Literal["step", "compaction"] = "step"
+    """What the answer is for. Not sent."""
 
 
 class ChatProvider(Protocol):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import to_json
 
 from kimi_ray.errors import ConfigError
 from kimi_ray.llm.chaos import BAD_DAY, ChaosProvider, ChaosSettings
+from kimi_ray.llm.context_window import CompactionSettings
 from kimi_ray.llm.retry import RetryPolicy
 from kimi_ray.settings import Settings, Usage
 
@@ -49,6 +50,9 @@ class ModelSettings(Settings):
     api_key_env: str | None = None
     """The variable that holds the key; None is ``OPENAI_API_KEY``, an empty text says that no key is needed."""
     max_context_tokens: int | None = Field(default=None, ge=1)
+    """The model's window: what a request and its answer may have together."""
+    compaction: CompactionSettings = Field(default_factory=CompactionSettings)
+    """When and how the conversation is shortened (``docs/context.md``)."""
     max_connections: int | None = Field(default=None, ge=1)
     """Requests under way at once, over the whole runtime; None is as many as the server bears."""
     adaptive_connections: bool = True
@@ -103,6 +107,16 @@ class ModelSettings(Settings):
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"{url!r} is not an http or https address")
         return value or None
+
+    @model_validator(mode="after")
+    def _keeps_less_than_the_threshold(self) -> Self:
+        window, compaction = self.max_context_tokens, self.compaction
+        if window is not None and compaction.retained(window) >= max(1, compaction.threshold(window)):
+            raise ValueError(
+                f"compaction: the {compaction.retained(window)} tokens that are to stay are no less than the threshold"
+                f" of {compaction.threshold(window)}"
+            )
+        return self
 
     def said(self) -> dict[str, Any]:
         """What differs from the defaults, as JSON, the values of ``extra_headers`` hidden."""

@@ -30,6 +30,9 @@ from kimi_ray.llm.estimate import CHARS_PER_TOKEN, Estimator
 from kimi_ray.llm.script import Script, ScriptFunction, Step, as_step, load_script
 from kimi_ray.settings import Usage
 
+SUMMARY = "A summary of {} messages."
+"""What a script that has no summary says when it is asked for one."""
+
 _MAX_CURSORS = 65_536
 
 
@@ -82,7 +85,7 @@ class ScriptedProvider:
                 script's function raised.
         """
         script = self._script
-        step = await _asked(script, request) if callable(script) else self._next(script, request)
+        step = await self._step(script, request)
         latency = self._latency_s if step.latency_s is None else step.latency_s
         if latency > 0:
             await asyncio.sleep(latency)
@@ -113,6 +116,13 @@ class ScriptedProvider:
         yield MetaChunk(response_id=f"{self._name}-{request.turn}-{request.step}", served_model=request.model)
         finish = step.finish or ("tool-calls" if step.tool_calls else "stop")
         yield Finish(finish, finish)
+
+    async def _step(self, script: Sequence[Step] | ScriptFunction, request: ChatRequest) -> Step:
+        if request.purpose == "compaction":
+            # A list plays a conversation: a summary is no part of it. A function may write one.
+            step = await _asked(script, request) if callable(script) else Step()
+            return step if step.text.strip() or step.fault is not None else Step(SUMMARY.format(len(request.messages)))
+        return await _asked(script, request) if callable(script) else self._next(script, request)
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -168,7 +178,10 @@ async def _asked(script: ScriptFunction, request: ChatRequest) -> Step:
 
 def _place(steps: Sequence[Step], request: ChatRequest) -> int:
     """Where an agent not seen before stands: behind the steps that gave the answers in its conversation."""
-    answers = sum(message["role"] == "assistant" for message in request.messages)
+    answers = sum(
+        1 if message["role"] == "assistant" else message.get("source", {}).get("answers", 0)
+        for message in request.messages
+    )
     at = 0
     while answers and at < len(steps):
         answers -= steps[at].answers

@@ -20,6 +20,7 @@ _CHECKED = _IN_STEP | {
     "request/header",
     "todo/write",
     "compaction/start",
+    "compaction/summary",
     "compaction/end",
 }
 
@@ -104,9 +105,12 @@ class Order:
             raise _bad(event, "the surface is cut only between turns")
         elif kind in ("request/header", "todo/write") and self.open_turn is None:
             raise _bad(event, f"{kind} belongs inside a turn")
-        elif kind == "compaction/start" and self.open_compaction is not None:
-            raise _bad(event, f"compaction {self.open_compaction} has not ended")
-        elif kind == "compaction/end" and data["compaction_id"] != self.open_compaction:
+        elif kind == "compaction/start":
+            if self.open_compaction is not None:
+                raise _bad(event, f"compaction {self.open_compaction} has not ended")
+            if data.get("turn") != self.open_turn:
+                raise _bad(event, f"it is of turn {data.get('turn')}, open is {self.open_turn}")
+        elif kind in ("compaction/summary", "compaction/end") and data["compaction_id"] != self.open_compaction:
             raise _bad(event, f"compaction {data['compaction_id']} is not open")
 
     def apply(self, event: SessionEvent) -> None:

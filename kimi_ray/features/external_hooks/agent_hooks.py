@@ -21,6 +21,8 @@ from kimi_ray.agent.slots import (
     AgentSlots,
     ChildEnded,
     ChildStarting,
+    Compacted,
+    Compacting,
     PromptGate,
     PromptQueued,
     TaskChanged,
@@ -109,6 +111,8 @@ class AgentHooks:
             (slots.child_starting, self._child_starting, ("SubagentStart",)),
             (slots.child_ended, self._child_ended, ("SubagentStop",)),
             (slots.task, self._task, ("TaskStarted", "Notification")),
+            (slots.compacting, self._compacting, ("PreCompact",)),
+            (slots.compacted, self._compacted, ("PostCompact",)),
         ):
             if any(event in table for event in events):
                 slot.register(NAME, handler)  # pyright: ignore[reportArgumentType]  each handler is of its slot
@@ -159,6 +163,10 @@ class AgentHooks:
     async def _child_starting(self, event: ChildStarting) -> None:
         fields = {"agent_name": event.profile, "child_agent_id": event.agent_id, "prompt": event.prompt}
         await self._ask("SubagentStart", event.profile, fields, about=event.agent_id)
+
+    async def _compacting(self, event: Compacting) -> None:
+        fields = {"trigger": event.trigger, "token_count": event.tokens, "instruction": event.instruction}
+        await self._ask("PreCompact", event.trigger, {key: said for key, said in fields.items() if said is not None})
 
     async def _awake(self, event: AgentAwake) -> None:
         fields = {"source": event.source, "model": self._spec.model.name, "profile": self._spec.profile.name}
@@ -224,6 +232,10 @@ class AgentHooks:
             kind = f"task.{event.status}"
             fields |= {"notification_type": kind, "title": f"{event.description or event.task_id}: {event.status}"}
             await self._tell("Notification", kind, fields, about=event.task_id)
+
+    async def _compacted(self, event: Compacted) -> None:
+        fields = {"trigger": event.trigger, "estimated_token_count": event.tokens}
+        await self._tell("PostCompact", event.trigger, fields, about=event.compaction_id)
 
     async def _beat(self) -> None:
         await self._tell("SessionHeartbeat", "", {"uptime_ms": self._session.uptime_ms})

@@ -11,6 +11,7 @@ from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.loop import TurnLoop
+from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress, Requester
@@ -109,9 +110,10 @@ class AgentBench:
         self.spec = AgentSpec(STREAM, "nonce", profile, resolved, limits=limits, sampling=sampling)
         environment = LocalEnvironment(root)
         progress = Progress()
+        self.in_use = ModelInUse(resolved, self.provider)
         self.slots = AgentSlots()
         self.inbox = Inbox()
-        notices = Notices(self.journal)
+        notices = self.notices = Notices(self.journal)
         meter = LimitMeter(limits, fold, settings.price)
         runs = ToolRuns(
             self.journal,
@@ -153,6 +155,7 @@ class AgentBench:
             slots=self.slots,
             notices=notices,
             inbox=self.inbox,
+            in_use=self.in_use,
         )
 
     def _on_outcome(self, prompt_id: str, outcome: Outcome) -> None:

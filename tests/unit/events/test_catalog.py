@@ -35,6 +35,8 @@ IGNORABLE = {
     "note/added",
     "output/recorded",
     "permission/asked",
+    "compaction/request",
+    "compaction/response",
 }
 
 

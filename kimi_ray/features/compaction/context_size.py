@@ -1,0 +1,34 @@
+"""How large an agent's context is: its token meter, which begins to count when somebody first asks."""
+
+from __future__ import annotations
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.log import Measurement, PricedNode, TokenMeter, surface_prices
+
+
+class ContextSize:
+    """The size of the next request of one agent. Until it is asked for the first time it costs nothing.
+
+    Args:
+        journal: The agent's log.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._meter: TokenMeter | None = None
+
+    @property
+    def total(self) -> int:
+        """In tokens: what a server counted, and the estimate of what came and went since."""
+        return self.measure().total_tokens
+
+    def measure(self) -> Measurement:
+        """The size and what it is made of."""
+        if self._meter is None:
+            fold = self._journal.fold
+            self._meter = TokenMeter(self._journal.log, header=fold.header, counted=fold.counted)
+        return self._meter.measure()
+
+    def prices(self) -> list[PricedNode]:
+        """What each node of the surface costs, by the estimate."""
+        return surface_prices(self._journal.log.surface)

@@ -1,0 +1,142 @@
+"""The engine: when there is something to compact, and what (DSH 9.6, 9.7)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.model_in_use import ModelInUse
+from kimi_ray.errors import KimiRayError
+from kimi_ray.features.compaction.compactor import Compactor
+from kimi_ray.features.compaction.context_size import ContextSize
+from kimi_ray.features.compaction.pruner import Pruner
+from kimi_ray.features.compaction.words import CompactionResult, Trigger, busy, not_durable, not_enough
+from kimi_ray.llm.context_window import CompactionSettings
+from kimi_ray.log import select_range, span_between
+
+
+class CompactionEngine:
+    """Compacts one agent's conversation.
+
+    Args:
+        journal: The agent's log.
+        size: How large its context is.
+        pruner: Shortens tool results.
+        compactor: Replaces spans.
+        in_use: The agent's model, with its thresholds.
+    """
+
+    def __init__(
+        self, journal: Journal, size: ContextSize, pruner: Pruner, compactor: Compactor, in_use: ModelInUse
+    ) -> None:
+        self._journal = journal
+        self._size = size
+        self._pruner = pruner
+        self._compactor = compactor
+        self._in_use = in_use
+
+    @property
+    def settings(self) -> CompactionSettings:
+        """Those of the model in use."""
+        return self._in_use.model.settings.compaction
+
+    @property
+    def threshold(self) -> int | None:
+        """The size of the next request at which a compaction is due; None: the model's window is not known."""
+        window = self._in_use.model.settings.max_context_tokens
+        return None if window is None else max(1, self.settings.threshold(window))
+
+    async def relieve(self) -> CompactionResult | None:
+        """Inside a turn: prune, then compact until the next request is below the threshold.
+
+        Returns:
+            The last compaction, or None when there was none: nothing is due, pruning was enough, or there is nothing
+            that could be compacted.
+
+        Raises:
+            AgentError: as ``Compactor.compact``; ``compaction.not_enough``.
+        """
+        window, threshold = self._in_use.model.settings.max_context_tokens, self.threshold
+        if window is None or threshold is None or self._size.total < threshold:
+            return None
+        self._check_free()
+        if self.settings.prune and await self._pruner.prune(self.settings.prune_rule) and self._size.total < threshold:
+            return None
+        result: CompactionResult | None = None
+        for _ in range(self.settings.retries + 1):
+            found = await self._compact("pressure", self.settings.retained(window), threshold=threshold)
+            if found is None:
+                return result
+            result = found
+            if self._size.total < threshold:
+                return result
+        raise not_enough(self._size.total, threshold)
+
+    async def after_overflow(self) -> CompactionResult | None:
+        """Inside a turn, a request was refused as too long: prune, and compact all but the last exchange.
+
+        Raises:
+            AgentError: as ``Compactor.compact``. What was pruned before stays so.
+        """
+        self._check_free()
+        if self.settings.prune:
+            await self._pruner.prune(self.settings.prune_rule)
+        return await self._compact("overflow", 0, threshold=self.threshold)
+
+    async def compact_now(self, instruction: str | None = None) -> CompactionResult | None:
+        """Between turns: compact all but the last message, and make it durable.
+
+        Args:
+            instruction: What the user wants of the summary.
+
+        Returns:
+            None when there is nothing to compact; nothing was written then.
+
+        Raises:
+            AgentError: as ``Compactor.compact``; ``compaction.persistence``.
+        """
+        self._check_free()
+        order = self._journal.log.order
+        compaction_id: str | None = None
+        failure: BaseException | None = None
+        result: CompactionResult | None = None
+        began = self._journal.log.next_seq
+        try:
+            result = await self._compact("manual", 0, instruction=instruction)
+        except (KimiRayError, asyncio.CancelledError) as error:
+            failure = error
+        if self._journal.log.next_seq > began and order.open_compaction is None:
+            try:
+                await self._journal.flush()
+            except KimiRayError as error:
+                compaction_id = None if result is None else result.compaction_id
+                failure = failure or not_durable(compaction_id, error)
+        if failure is not None:
+            raise failure
+        return result
+
+    async def compact_region(self, start: int, end: int) -> CompactionResult:
+        """Inside a turn: compact the span between two messages, named by their seqs.
+
+        Raises:
+            AgentError: as ``Compactor.compact``.
+            LogError: ``log.bad_surface``: it is no span, or splits a call from its result.
+        """
+        self._check_free()
+        span = span_between(list(self._journal.log.surface), self._size.prices(), start, end)
+        return await self._compactor.compact(span, "region")
+
+    async def _compact(
+        self, trigger: Trigger, retain: int, *, instruction: str | None = None, threshold: int | None = None
+    ) -> CompactionResult | None:
+        if self._journal.fold.header is None:
+            return None
+        span = select_range(list(self._journal.log.surface), self._size.prices(), retain)
+        if span is None:
+            return None
+        return await self._compactor.compact(span, trigger, instruction=instruction, threshold=threshold)
+
+    def _check_free(self) -> None:
+        compaction_id = self._journal.log.order.open_compaction
+        if compaction_id is not None:
+            raise busy(f"compaction {compaction_id} is under way", compaction_id=compaction_id)

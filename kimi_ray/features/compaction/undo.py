@@ -1,0 +1,101 @@
+"""Undo: the last prompts of the user leave the surface, with all that came of them, by one ``surface/cut`` (K 7.4).
+
+Nothing is deleted, and what the world has seen is not taken back: turns, tokens and files stay as they are. The todo
+list is as it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from kimi_ray.agent.journal import Journal
+from kimi_ray.errors import AgentError, ConfigError
+from kimi_ray.log import undo_span
+
+_HINTS = {
+    "empty": "there is no prompt in the conversation",
+    "compaction_boundary": "what was said before a compaction cannot be taken back",
+    "insufficient": "there are fewer prompts in the conversation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UndoResult:
+    """What an undo took away, and what is now the last."""
+
+    prompts: tuple[str, ...]
+    """The ids of the prompts that are gone, oldest first."""
+    last_prompt: tuple[dict[str, Any], ...] | None = None
+    """The content of the newest prompt of the user that is left, blobs in place."""
+
+
+class Undo:
+    """Takes back prompts of one agent, one undo after the other.
+
+    Args:
+        journal: The agent's log.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.turn = asyncio.Lock()
+        """Held by the undo that is under way."""
+
+    async def undo(self, count: int, undo_id: str) -> UndoResult:
+        """Take back the last prompts; durable when it returns. The agent stands still meanwhile.
+
+        Args:
+            count: How many.
+            undo_id: The caller's name for it: one that was the last already is not done again.
+
+        Raises:
+            ConfigError: ``request.invalid``.
+            AgentError: ``agent.undo_unavailable`` {reason}: ``empty``, ``insufficient``, ``compaction_boundary``.
+            StoreError: it is in the log, and the log is not durable yet.
+        """
+        check_count(count)
+        journal = self._journal
+        before = journal.fold.last_undo
+        if before is not None and before[0] == undo_id:
+            prompts = before[1]
+        else:
+            span = undo_span(list(journal.log.surface), count)
+            if isinstance(span, str):
+                raise AgentError(
+                    f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
+                    code="agent.undo_unavailable",
+                    details={"reason": span, "count": count},
+                )
+            prompts = span.prompts
+            journal.append(
+                "surface/cut",
+                {"reason": "undo", "prompts": list(prompts), "undo_id": undo_id},
+                surface={"replace": [span.seqs[0], span.seqs[-1]]},
+                sources=span.seqs,
+            )
+        await journal.flush()
+        return UndoResult(prompts, await self._last_prompt())
+
+    async def _last_prompt(self) -> tuple[dict[str, Any], ...] | None:
+        for message in reversed(self._journal.log.messages()):
+            if message["role"] == "user" and message["source"].get("kind") == "user":
+                [whole] = await self._journal.resolve([message])
+                return tuple(whole["content"])
+        return None
+
+
+def check_count(count: object) -> None:
+    """Refuse what is no number of prompts.
+
+    Raises:
+        ConfigError: ``request.invalid``.
+    """
+    if type(count) is not int or count < 1:
+        raise ConfigError(
+            f"{count!r} prompts cannot be taken back",
+            code="request.invalid",
+            hint="give a whole number, at least 1",
+            details={"count": repr(count)},
+        )

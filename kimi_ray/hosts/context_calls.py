@@ -1,0 +1,51 @@
+"""The calls by which users shorten an agent's conversation: a compaction, an undo."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kimi_ray.agent.live_agent import LiveAgent
+from kimi_ray.errors import AgentError
+from kimi_ray.features.compaction import CompactionEngine, CompactionResult, Undo, UndoResult
+from kimi_ray.features.compaction.words import busy, cancelled
+from kimi_ray.hosts.host_scopes import HostScopes
+from kimi_ray.hosts.ports import Group
+from kimi_ray.store.seam import Stream
+
+
+class ContextCalls:
+    """What an ``AgentHost`` does to the context of its agents."""
+
+    CONTEXT_PORT: ClassVar[dict[str, Group]] = {"compact": "wait", "undo": "store"}
+    _scopes: HostScopes
+
+    def _agent(self, stream: Stream) -> LiveAgent:
+        raise NotImplementedError
+
+    async def compact(self, stream: Stream, instruction: str | None) -> CompactionResult | None:
+        """Compact an agent's conversation while it stands still; durable when it returns.
+
+        Raises:
+            AgentError: ``compaction.*`` (``CompactionEngine.compact_now``), ``agent.not_found``.
+        """
+        agent = self._agent(stream)
+        engine = await self._scopes.service(agent.stream, CompactionEngine)
+        try:
+            return await agent.maintain("compaction", lambda: engine.compact_now(instruction))
+        except AgentError as error:
+            if error.code == "agent.busy":
+                raise busy(error.message, **error.details) from error
+            if error.code == "agent.cancelled":
+                raise cancelled() from error
+            raise
+
+    async def undo(self, stream: Stream, count: int, undo_id: str) -> UndoResult:
+        """Take back the last prompts of an agent while it stands still (``Undo.undo``); durable when it returns.
+
+        Raises:
+            AgentError: ``agent.busy``, ``agent.undo_unavailable``, ``agent.not_found``.
+        """
+        agent = self._agent(stream)
+        undo = await self._scopes.service(agent.stream, Undo)
+        async with undo.turn:
+            return await agent.maintain("undo", lambda: undo.undo(count, undo_id))
