@@ -17,7 +17,6 @@ from kimi_ray.cli.bench import bench
 from kimi_ray.cli.demo import demo
 from kimi_ray.cli.doctor import doctor
 from kimi_ray.cli.feature_commands import feature_commands
-from kimi_ray.cli.frames import frames
 from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.manifest import manifest
 from kimi_ray.cli.models import models
@@ -26,6 +25,7 @@ from kimi_ray.cli.replay import replay
 from kimi_ray.cli.run import run
 from kimi_ray.cli.runtime_commands import down, drain, logs, status
 from kimi_ray.cli.session_care import salvage, sweep, verify
+from kimi_ray.cli.session_compact import compact
 from kimi_ray.cli.session_export import export
 from kimi_ray.cli.session_forks import diff, fork
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
@@ -92,6 +92,7 @@ sessions.command("show")(show)
 sessions.command("tail")(tail)
 sessions.command("fork")(fork)
 sessions.command("diff")(diff)
+sessions.command("compact")(compact)
 sessions.command("export")(export)
 sessions.command("archive")(archive)
 sessions.command("restore")(restore)
@@ -100,7 +101,6 @@ sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
 app.add_typer(sessions, name="sessions")
-app.command()(frames)
 app.add_typer(imports, name="import")
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
