@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import types
 from collections.abc import AsyncGenerator, Sequence
@@ -9,8 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from kimi_ray.config import load_config
-from kimi_ray.replay import HomeSource, ReplayOptions, ReplayReport, replay_session
+from kimi_ray.llm.chat import ChatRequest
+from kimi_ray.llm.models import ModelSettings
+from kimi_ray.llm.script import Step
+from kimi_ray.llm.wire import chat_body
+from kimi_ray.replay import HomeSource, ReplayOptions, ReplayReport, rebuild_session, replay_session
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
 from kimi_ray.store.open import open_store
@@ -83,3 +90,51 @@ def source_of(tmp_path: Path) -> HomeSource:
 
 def _with_tools(options: dict[str, Any]) -> dict[str, Any]:
     return {"own_tools": (look, fail), **options}
+
+
+class Scenes:
+    """A model that plays steps by prompt, keeps what it was asked, and waits where a test wants it to."""
+
+    def __init__(self) -> None:
+        self.requests: list[ChatRequest] = []
+        self.steps: dict[str, list[Step | str]] = {}
+        self.waiting = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def answer(self, request: ChatRequest) -> Step | str:
+        """The next step of the newest prompt that has some left, else an echo."""
+        self.requests.append(request)
+        users = [one for one in request.messages if one["role"] == "user" and one["source"]["kind"] == "user"]
+        for message in reversed(users):
+            left = self.steps.get(message["content"][0]["text"])
+            if left:
+                step = left.pop(0)
+                if step == "wait":
+                    self.waiting.set()
+                    await self.go_on.wait()
+                    step = left.pop(0) if left else "went on"
+                return step
+        return f"did {users[-1]['content'][0]['text'][:20]}"
+
+    async def until_waiting(self) -> None:
+        """Return when a step waits."""
+        async with asyncio.timeout(10):
+            await self.waiting.wait()
+
+
+async def assert_as_recorded(tmp_path: Path, scenes: Scenes | None = None, session_id: str = "s1") -> ReplayReport:
+    """The session replays without a difference, and every request that was made is rebuilt to the byte."""
+    report = await replayed(tmp_path, session_id)
+    assert report.ok, report.divergence or report
+    assert all(agent.requests == agent.recorded_requests for agent in report.agents)
+    if scenes is not None:
+        rebuilt = await rebuild_session(source_of(tmp_path), session_id)
+        found = [one for agent in rebuilt.agents.values() async for one in agent.requests()]
+        made = [one for one in scenes.requests if one.session_id == session_id]
+        assert [_bytes(one.request) for one in found] == [_bytes(one) for one in made]
+    return report
+
+
+def _bytes(request: ChatRequest) -> bytes:
+    place = (request.session_id, request.agent_id, request.turn, request.step, request.attempt)
+    return to_json([place, chat_body(request, ModelSettings())])
