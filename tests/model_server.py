@@ -34,7 +34,45 @@ class Reply:
     seconds: float | None = None
 
 
-class ModelServer:
+class _Loopback:
+    """Listens until left, at ``url``; each request of each connection is served in turn."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}{self._path}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while await self._serve(*await read_request(reader), writer):
+                    pass
+        except asyncio.CancelledError:
+            pass
+        finally:
+            writer.close()
+
+    async def _serve(self, line: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; False when the connection is to be closed."""
+        raise NotImplementedError
+
+
+class ModelServer(_Loopback):
     """Serves ``answer`` until left.
 
     Args:
@@ -52,61 +90,32 @@ class ModelServer:
         seconds: float = 0.0,
         retry_after: float | None = None,
     ) -> None:
+        super().__init__("/v1")
         self._answer = answer or (lambda _body, _times: Reply("done"))
         self._bears = bears
         self._seconds = seconds
         self._retry_after = retry_after
         self._came: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.at_work = self.most = self.served = self.refused = 0
-        self.url = ""
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    line, _, body = await read_request(reader)
-                    if not await self._serve(line, body, writer):
-                        return
-        except asyncio.CancelledError:
-            pass
-        finally:
-            writer.close()
-
-    async def _serve(self, line: str, raw: bytes, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; False when the connection is to be closed."""
+    async def _serve(self, line: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> bool:
         if " /v1/models" in line:
             return await self._whole(writer, 200, {"data": [{"id": "tiny", "object": "model"}], "object": "list"})
         if self._bears is not None and self.at_work >= self._bears:
             self.refused += 1
-            headers = {} if self._retry_after is None else {"retry-after": f"{self._retry_after:g}"}
-            return await self._whole(writer, 429, {"error": {"message": "too many requests"}}, headers)
+            wait = {} if self._retry_after is None else {"retry-after": f"{self._retry_after:g}"}
+            return await self._whole(writer, 429, {"error": {"message": "too many requests"}}, wait)
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         try:
-            key = raw.decode()
+            key = body.decode()
             self._came[key] += 1
-            body: Body = json.loads(raw)
-            reply = self._answer(body, self._came[key])
+            asked: Body = json.loads(body)
+            reply = self._answer(asked, self._came[key])
             await asyncio.sleep(self._seconds if reply.seconds is None else reply.seconds)
             if reply.status != 200:
                 return await self._whole(writer, reply.status, {"error": {"message": "no"}}, reply.headers)
-            whole = await (self._stream(writer, reply) if body.get("stream") else self._at_once(writer, reply))
+            whole = await (self._stream(writer, reply) if asked.get("stream") else self._at_once(writer, reply))
             self.served += whole
             return whole
         finally:
@@ -153,44 +162,21 @@ class ModelServer:
         return True
 
 
-class CountingProxy:
+class CountingProxy(_Loopback):
     """Passes requests on to ``upstream``, one connection each, and keeps their bodies in order of coming."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
+        super().__init__(parts.path)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
-        self._path = parts.path
-        self._tasks: set[asyncio.Task[None]] = set()
         self.bodies: list[Body] = []
         """Of the chat requests."""
-        self.url = ""
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}{self._path}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                line, headers, body = await read_request(reader)
-                if "/chat/completions" in line:
-                    self.bodies.append(json.loads(body))
-                await self._pass_on(line, headers, body, writer)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            writer.close()
+    async def _serve(self, line: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> bool:
+        if "/chat/completions" in line:
+            self.bodies.append(json.loads(body))
+        await self._pass_on(line, headers, body, writer)
+        return False
 
     async def _pass_on(self, line: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         upstream, to_server = await asyncio.open_connection(self._host, self._port)
