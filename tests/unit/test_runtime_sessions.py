@@ -451,3 +451,20 @@ async def test_a_session_archives_and_deletes_itself(tmp_path: Path) -> None:
         with pytest.raises(SessionError) as caught:
             await again.delete()
         assert caught.value.code == "session.not_found"
+
+
+async def test_a_prompt_that_is_refused_leaves_nothing_in_the_document(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model, profile="bare")
+        await (await session.main.submit("the first", prompt_id="p1")).result(10)
+        before = await session.metadata()
+        with pytest.raises(KimiRayError) as caught:
+            await session.main.submit("something else", prompt_id="p1")
+        assert caught.value.code == "prompt.id_conflict"
+        after = await session.metadata()
+        assert after["last_prompt"] == before["last_prompt"] == "the first"
+        assert after["updated_at"] == before["updated_at"]
+        handles = await session.main.submit_many(["second", "third"])
+        await handles[-1].result(10)
+        value = await session.metadata()
+        assert (value["title"], value["last_prompt"]) == ("the first", "third")
