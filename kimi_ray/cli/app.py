@@ -17,6 +17,7 @@ from kimi_ray.cli.bench import bench
 from kimi_ray.cli.demo import demo
 from kimi_ray.cli.doctor import doctor
 from kimi_ray.cli.feature_commands import feature_commands
+from kimi_ray.cli.frames import frames
 from kimi_ray.cli.import_ import imports
 from kimi_ray.cli.manifest import manifest
 from kimi_ray.cli.models import models
@@ -101,6 +102,7 @@ sessions.command("verify")(verify)
 sessions.command("salvage")(salvage)
 sessions.command("sweep")(sweep)
 app.add_typer(sessions, name="sessions")
+app.command()(frames)
 app.add_typer(imports, name="import")
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
