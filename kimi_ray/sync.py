@@ -63,10 +63,13 @@ def run_sync(coro: Awaitable[T], timeout_s: float | None = None) -> T:
         )
 
     async def whole() -> T:
+        bound = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with bound:
                 return await coro
         except TimeoutError as error:
+            if not bound.expired():
+                raise  # the awaitable's own
             raise RuntimeFault(
                 f"the call did not end within {timeout_s} s and was cancelled", code="runtime.timeout"
             ) from error

@@ -468,3 +468,15 @@ async def test_a_prompt_that_is_refused_leaves_nothing_in_the_document(tmp_path:
         await handles[-1].result(10)
         value = await session.metadata()
         assert (value["title"], value["last_prompt"]) == ("the first", "third")
+
+
+def test_run_sync_passes_on_a_time_out_of_what_it_runs() -> None:
+    from kimi_ray.sync import run_sync
+
+    async def own() -> None:
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine"):
+        run_sync(own())
+    with pytest.raises(TimeoutError, match="mine"):
+        run_sync(own(), 5)
