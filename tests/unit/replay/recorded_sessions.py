@@ -20,8 +20,10 @@ from kimi_ray.llm.wire import chat_body
 from kimi_ray.replay import HomeSource, ReplayOptions, ReplayReport, rebuild_session, replay_session
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
+from kimi_ray.settings import Workdir
 from kimi_ray.store.open import open_store
 from kimi_ray.tools import FunctionTool, tool
+from kimi_ray.workspace_handle import Workspace
 
 MODULE = "kimi_ray_test_replay"
 FAST = {"durability": "none", "write_window_ms": 5, "close_timeout_s": 10.0}
@@ -59,16 +61,33 @@ def scripted(script: Any, name: str = "script") -> str:
 
 
 @asynccontextmanager
-async def recorded(
-    tmp_path: Path, script: Any, *, tools: Sequence[FunctionTool] = (look,), profile: str = "bare", **settings: Any
-) -> AsyncGenerator[Session]:
-    """A session whose main agent plays a script; it is closed at the end."""
+async def recorded_in(
+    tmp_path: Path,
+    script: Any,
+    *,
+    tools: Sequence[FunctionTool] = (look,),
+    profile: str = "bare",
+    workdir: Workdir | None = None,
+    **settings: Any,
+) -> AsyncGenerator[tuple[Workspace, Session]]:
+    """A workspace, and a session in it whose main agent plays a script; they are closed at the end."""
     (tmp_path / "work").mkdir(exist_ok=True)
     Facts.value, Facts.asked = "forty-two", 0
     async with Runtime.connect(tmp_path / "home", "in-process", config={**FAST, **settings}) as runtime:
-        yield await runtime.workspace(tmp_path / "work").create_session(
-            "s1", profile=profile, model=scripted(script), tools=tools or None
+        workspace = runtime.workspace(tmp_path / "work")
+        yield (
+            workspace,
+            await workspace.create_session(
+                "s1", profile=profile, model=scripted(script), tools=tools or None, workdir=workdir
+            ),
         )
+
+
+@asynccontextmanager
+async def recorded(tmp_path: Path, script: Any, **how: Any) -> AsyncGenerator[Session]:
+    """As ``recorded_in``, without the workspace."""
+    async with recorded_in(tmp_path, script, **how) as (_, session):
+        yield session
 
 
 async def replayed(tmp_path: Path, session_id: str = "s1", agent_id: str | None = None, **options: Any) -> ReplayReport:
