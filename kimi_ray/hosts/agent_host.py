@@ -549,6 +549,7 @@ class AgentHost(PermissionCalls, ContextCalls):
         if agent is None:
             return
         agent.fence()
+        self._reader.forget(stream)
         self._outcomes.drop(stream, agent.failure or self._gone(stream))
         burial = self._burials[stream] = self._ending(self._bury(stream, agent))
         burial.add_done_callback(lambda done: self._burials.get(stream) is done and self._burials.pop(stream))

@@ -385,3 +385,46 @@ async def test_cancel_of_an_unknown_agent_is_refused(place: Place) -> None:
     with pytest.raises(KimiRayError) as refused:
         await place.peer().call("cancel", place.stream("nobody"), None, "user", timeout_s=5)
     assert refused.value.code == "agent.not_found"
+
+
+async def test_a_follower_of_an_agent_that_was_fenced_is_told_at_once(place: Place) -> None:
+    spec = place.spec()
+    await ran(place.peer(), RunRequest(spec, (PromptSpec("p", "hi"),)))
+    await ended(place.peer(), spec.stream, "p")
+    core: Any = place.cluster._held[place.peer().name].core
+    end = core._agents[spec.stream].journal.log.next_seq
+    asked = ("read_events", spec.stream, end, 100, 1 << 20, 15.0)
+    following = asyncio.create_task(place.peer().call(*asked, timeout_s=20, group="wait"))
+    while spec.stream not in core._reader._tails:
+        await asyncio.sleep(0.01)
+    other = await place.host("b")
+    await ran(other, RunRequest(replace(spec, header=None, nonce=new_ulid()), ()))
+    # The old host hears of it when somebody asks there under a nonce that it does not know.
+    core._fenced(spec.stream)
+    async with asyncio.timeout(5):
+        page = await following
+    assert not page.lines and spec.stream not in core._reader._tails
+
+
+async def test_an_agent_that_is_opened_while_its_host_closes_gives_its_log_back(place: Place) -> None:
+    spec = place.spec()
+    core: Any = place.cluster._held[place.peer().name].core
+    entering, goes_on = asyncio.Event(), asyncio.Event()
+    enter = core._scopes.enter
+
+    async def slowly(*args: Any) -> Any:
+        entering.set()
+        await goes_on.wait()
+        return await enter(*args)
+
+    core._scopes.enter = slowly
+    opening = asyncio.create_task(place.peer().call("run_many", [RunRequest(spec, ())], timeout_s=20))
+    await entering.wait()
+    closing = asyncio.create_task(core.close())
+    await asyncio.sleep(0.02)
+    goes_on.set()
+    async with asyncio.timeout(10):
+        await closing
+        await asyncio.wait([opening])
+    assert not core._agents and not core._opener._open
+    assert not core._scopes._scopes
