@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import sys
 import time
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from kimi_ray.errors import ToolError
@@ -50,6 +52,17 @@ def scrubbed_environment(given: Mapping[str, str] | None = None, *, scratch: str
     if given is not None:
         found.update(given)
     return found
+
+
+@cache
+def shell() -> str:
+    """Bash, which models and users write for, else the system's shell; looked for once a process."""
+    return shutil.which("bash") or "/bin/sh"
+
+
+def supervised(*argv: str) -> tuple[str, ...]:
+    """The command line by which ``argv``, and all that it starts, dies with this process. See ``supervisor``."""
+    return (sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)), *argv)
 
 
 class _HeadAndTail:
@@ -152,7 +165,7 @@ async def start_command(
         raise ToolError("a command cannot hold a NUL character", code="environment.failed", hint="remove it")
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)), *argv,
+            *supervised(*argv),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             cwd=cwd, env=dict(env), start_new_session=True,
         )  # fmt: skip
@@ -178,7 +191,7 @@ class Command:
 
     async def wait(self) -> int:
         """Its exit code, once it has ended; ``end`` is still to be called."""
-        await _exit_of(self._process)
+        await exit_of(self._process)
         return self._code
 
     def terminate(self) -> None:
@@ -189,7 +202,7 @@ class Command:
     async def end(self) -> int:
         """Kill what runs of it, take the rest of its output, and give its exit code. Idempotent."""
         try:
-            await _end(self._process)
+            await end_supervised(self._process)
             # all writers are dead by now, unless one fled from a supervisor that was killed
             await asyncio.wait({self._reading}, timeout=_DRAIN_S)
         finally:
@@ -209,7 +222,8 @@ async def _read_to_end(process: Process, on_output: Callable[[bytes], None]) -> 
         on_output(chunk)
 
 
-async def _exit_of(process: Process) -> None:
+async def exit_of(process: Process) -> None:
+    """Return when it has ended."""
     # Process.wait() may wait for the end of the pipes as well, which a process that fled can hold open
     while process.returncode is None:
         with suppress(TimeoutError):
@@ -217,19 +231,23 @@ async def _exit_of(process: Process) -> None:
                 await process.wait()
 
 
-async def _end(process: Process) -> None:
+async def exit_within(process: Process, seconds: float) -> None:
+    """Return when it has ended, or after so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await exit_of(process)
+
+
+async def end_supervised(process: Process) -> None:
     """Cut the life line and wait until the supervisor has killed everything; make sure of it if it does not."""
     if process.stdin is not None:
         process.stdin.close()
     try:
-        if process.returncode is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_END_S):
-                    await _exit_of(process)
+        await exit_within(process, _END_S)
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
         if process.returncode is None or process.returncode < 0:
-            # the supervisor itself was killed, perhaps by the command: its session may still run
+            # the supervisor itself was killed, perhaps by what it watched: its session may still run
             await asyncio.get_running_loop().run_in_executor(None, supervisor.kill_session, process.pid)

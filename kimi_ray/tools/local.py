@@ -11,16 +11,14 @@ import asyncio
 import errno
 import os
 import secrets
-import shutil
 import stat as stat_module
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from typing import Literal, TypeVar
 
 from kimi_ray.errors import ToolError
-from kimi_ray.tools.commands import Command, run_command, scrubbed_environment, start_command
+from kimi_ray.tools.commands import Command, run_command, scrubbed_environment, shell, start_command
 from kimi_ray.tools.confinement import Confinement, denied_error, shown_name
 from kimi_ray.tools.contract import DirectoryEntry, ExecResult, FileStat, RunningCommand
 
@@ -29,12 +27,6 @@ FileKind = Literal["file", "directory", "other"]
 _MAX_COMMANDS = 16
 _SMALL_BYTES = 64 << 10
 _LOCAL_TYPES = frozenset({b"overlay", b"tmpfs", b"btrfs", b"zfs", b"bcachefs"})
-
-
-@cache
-def _shell() -> str:
-    """Bash, which models write for, else the system's shell; looked for once a process."""
-    return shutil.which("bash") or "/bin/sh"
 
 
 class LocalEnvironment:
@@ -76,8 +68,6 @@ class LocalEnvironment:
         denied = tuple(os.path.realpath(place) for place in denied_roots)
         self._places = None if self._root is None else Confinement(self._root, self._scratch, denied)
         self._env = dict(env) if env is not None else None
-        # models write for bash, whatever the system's plain shell is
-        self._shell = _shell()
         self._executor = executor
         self._own_executor: ThreadPoolExecutor | None = None
         self._threads = max_concurrent_files
@@ -201,7 +191,7 @@ class LocalEnvironment:
         if not command:
             raise ToolError("the command is empty", code="environment.failed", hint="give a command")
         directory = await self._on_thread(self._directory, cwd or ".")
-        argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
+        argv = [shell(), "-c", command] if isinstance(command, str) else list(command)
         variables = scrubbed_environment(self._env, scratch=self._scratch)
         variables["PWD"] = directory
         variables.update(env or {})

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import sys
 import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import BinaryIO
 
 from kimi_ray.tools import supervisor
+from kimi_ray.tools.commands import end_supervised, exit_of, exit_within, shell, supervised
 
 MAX_CONCURRENT = 16
 """Hooks of one process that run at once, of those that agents wait for and again of those in the background; further
@@ -29,8 +25,6 @@ STREAM_BYTES = 1 << 20
 TERM_GRACE_S = 0.1
 """From SIGTERM to SIGKILL."""
 _CHUNK = 1 << 16
-_LOOK_S = 0.5
-_END_S = 3.0
 _DRAIN_S = 1.0
 _WITH_INPUT = 'exec "$0" -c "$1" <"$2"'
 
@@ -97,7 +91,7 @@ class HookProcesses:
             ]
             try:
                 async with asyncio.timeout(timeout_s):
-                    await _exit_of(process)
+                    await exit_of(process)
             except TimeoutError:
                 timed_out = True
             finally:
@@ -153,16 +147,10 @@ def _input(data: bytes) -> BinaryIO:
     return file
 
 
-@cache
-def _shell() -> str:
-    return shutil.which("bash") or "/bin/sh"
-
-
 async def _start(command: str, given: BinaryIO, cwd: str, env: Mapping[str, str]) -> Process:
     fd = given.fileno()
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)),
-        "/bin/sh", "-c", _WITH_INPUT, _shell(), command, f"/dev/fd/{fd}",
+        *supervised("/bin/sh", "-c", _WITH_INPUT, shell(), command, f"/dev/fd/{fd}"),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         cwd=cwd, env=dict(env), pass_fds=(fd,), start_new_session=True,
     )  # fmt: skip
@@ -173,36 +161,11 @@ async def _read(stream: asyncio.StreamReader, head: _Head) -> None:
         head.add(chunk)
 
 
-async def _exit_of(process: Process) -> None:
-    # Process.wait() may wait for the end of the pipes as well, which a process that fled can hold open
-    while process.returncode is None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
-                await process.wait()
-
-
-async def _exit_within(process: Process, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await _exit_of(process)
-
-
 async def _end(process: Process) -> None:
     """Ask what still runs to end, then cut its life line: the supervisor kills whatever is left."""
-    line = process.stdin
-    assert line is not None
     try:
-        if process.returncode is None:
-            line.write(supervisor.TERMINATE)
-            await _exit_within(process, TERM_GRACE_S)
+        if process.returncode is None and process.stdin is not None:
+            process.stdin.write(supervisor.TERMINATE)
+            await exit_within(process, TERM_GRACE_S)
     finally:
-        line.close()
-        try:
-            await _exit_within(process, _END_S)
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            if process.returncode is None or process.returncode < 0:
-                # the supervisor itself was killed, perhaps by the hook: its session may still run
-                await asyncio.get_running_loop().run_in_executor(None, supervisor.kill_session, process.pid)
+        await end_supervised(process)

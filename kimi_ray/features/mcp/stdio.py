@@ -15,8 +15,6 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,8 +23,7 @@ import mcp_types
 from mcp.shared.message import SessionMessage
 
 from kimi_ray.errors import ToolError
-from kimi_ray.tools import supervisor
-from kimi_ray.tools.commands import scrubbed_environment
+from kimi_ray.tools.commands import end_supervised, exit_within, scrubbed_environment, supervised
 from kimi_ray.tools.results import storable
 
 MAX_LINE_BYTES = 32 << 20
@@ -40,7 +37,6 @@ NO_MESSAGE = -32798
 """The code of an answer that was no message; no server sends it."""
 
 _ANSWERS = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
-_KILL_S = 3.0
 _CHUNK = 1 << 16
 _SHOWN = 200
 _TAKE_STDIN = """
@@ -85,8 +81,7 @@ class SupervisedStdio:
         try:
             fd = theirs.fileno()
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-S", "-E", "-I", str(Path(supervisor.__file__)),
-                sys.executable, "-S", "-E", "-I", "-c", _TAKE_STDIN, str(fd), *self._command,
+                *supervised(sys.executable, "-S", "-E", "-I", "-c", _TAKE_STDIN, str(fd), *self._command),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 pass_fds=(fd,), cwd=self._cwd, env=self._env, start_new_session=True,
             )  # fmt: skip
@@ -191,15 +186,8 @@ class SupervisedStdio:
         if writer is not None:
             writer.close()
         if process is not None:
-            await _exited(process, EXIT_S)
-            if process.stdin is not None:
-                process.stdin.close()  # the life line
-            await _exited(process, _KILL_S)
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            if process.returncode is None or process.returncode < 0:
-                await asyncio.to_thread(supervisor.kill_session, process.pid)
+            await exit_within(process, EXIT_S)
+            await end_supervised(process)
             # What was not read would keep the pipes open; nothing public lets go of them.
             pipes: Any = getattr(process, "_transport", None)
             if pipes is not None:
@@ -216,12 +204,6 @@ def _refusal(line: bytes) -> SessionMessage | None:
         return None
     error = mcp_types.ErrorData(code=NO_MESSAGE, message="the answer is no message of the protocol")
     return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))
-
-
-async def _exited(process: Process, within_s: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            await process.wait()
 
 
 def usable_directory(path: str | None) -> str | None:
