@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kimi_ray.errors import AgentError, ConfigError, SessionError
+from kimi_ray.errors import ConfigError, KimiRayError, StoreError
 from kimi_ray.events import Catalog, SessionEvent
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.ids import agent_number
 from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log
+from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.store.seam import Stream
 
 _LOOK_S = 5.0
@@ -52,9 +53,12 @@ async def session_events(
         place = SessionPlace(courier, session_id)
         for agent_id in chosen:
             stream, first = Stream(session_id, agent_id), begin.get(agent_id, 0)
-            async for event in follow_log(courier, stream, first, follow=False, place=place):
-                if wanted is None or event.type in wanted:
-                    yield AgentEvent(agent_id, event)
+            try:
+                async for event in follow_log(courier, stream, first, follow=False, place=place):
+                    if wanted is None or event.type in wanted:
+                        yield AgentEvent(agent_id, event)
+            except StoreError as error:
+                raise _of_session(session_id, error) from error
         return
     tree = _Following(courier, session_id, begin, wanted)
     tree.read(chosen)
@@ -63,6 +67,8 @@ async def session_events(
     try:
         while True:
             found = await tree.queue.get()
+            if isinstance(found, StoreError):
+                raise _of_session(session_id, found) from found
             if isinstance(found, BaseException):
                 raise found
             yield found
@@ -141,24 +147,19 @@ async def _agents_of(courier: Courier, session_id: str) -> list[str]:
     """
     logs = await courier.store.list_logs(session_id)
     if not logs:
-        raise SessionError(
-            f"there is no session {session_id}, or not any more",
-            code="session.not_found",
-            hint="kimi-ray sessions list shows those of this home",
-            details={"session_id": session_id},
-        )
+        raise no_session(session_id)
     return sorted((log.stream.agent_id for log in logs), key=lambda agent_id: agent_number(agent_id) or 0)
 
 
 def _check_agents(session_id: str, known: Sequence[str], named: Sequence[str]) -> None:
     for agent_id in named:
         if agent_id not in known:
-            raise AgentError(
-                f"session {session_id} has no agent {agent_id}",
-                code="agent.not_found",
-                hint="session.agents() lists them",
-                details={"session_id": session_id, "agent_id": agent_id},
-            )
+            raise no_agent(Stream(session_id, agent_id))
+
+
+def _of_session(session_id: str, error: StoreError) -> KimiRayError:
+    """What the end of a log means: that of a session which is deleted meanwhile goes with it."""
+    return no_session(session_id) if error.code in ("store.deleted", "store.not_found") else error
 
 
 def _checked_types(types: Sequence[str] | None, catalog: Catalog) -> frozenset[str] | None:

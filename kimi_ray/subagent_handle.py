@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 from kimi_ray.agent.subagents import DEFAULT_PROFILE, SubagentResult, SummaryPolicy
 from kimi_ray.errors import AgentError, ConfigError
@@ -90,6 +90,7 @@ async def start_subagent(
     summary: SummaryPolicy | None = None,
 ) -> SubagentHandle:
     """See ``Session.start_subagent``."""
+    _check(prompt, labels, timeout_s)
     if not prompt.strip():
         raise AgentError("the prompt is empty", code="prompt.empty", hint="give it some text")
     if (fork or resume is not None) and (profile is not None or model is not None or (fork and resume is not None)):
@@ -128,3 +129,32 @@ async def start_subagent(
     work = services.courier.spawn(calls.run(chosen, prompt, wish))
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
     return SubagentHandle(agent(chosen), work, stop)
+
+
+def _check(prompt: Any, labels: Any, timeout_s: Any) -> None:
+    """What the annotations say, for callers who do not look at them.
+
+    Raises:
+        AgentError: ``prompt.invalid``.
+        ConfigError: ``request.bad_argument`` {argument}.
+    """
+    if not isinstance(prompt, str):
+        raise AgentError(
+            f"a task cannot be a {type(prompt).__name__}", code="prompt.invalid", hint="give the task as text"
+        )
+    if labels is not None and not _is_text_to_text(labels):
+        raise _bad_argument("labels", labels, "labels map text to text")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s >= 0):
+        raise _bad_argument("timeout_s", timeout_s, "seconds, 0 or more; None waits as long as it takes")
+
+
+def _is_text_to_text(labels: Any) -> bool:
+    return isinstance(labels, Mapping) and all(
+        isinstance(one, str) for pair in cast("Mapping[Any, Any]", labels).items() for one in pair
+    )
+
+
+def _bad_argument(name: str, given: Any, hint: str) -> ConfigError:
+    return ConfigError(
+        f"{name} cannot be {given!r:.80}", code="request.bad_argument", hint=hint, details={"argument": name}
+    )

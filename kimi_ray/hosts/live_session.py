@@ -32,7 +32,7 @@ from kimi_ray.ids import agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
 from kimi_ray.llm.reachable import ReachableModels
 from kimi_ray.session import AgentEntry, SessionDocument, parent_of_log
-from kimi_ray.session.refusals import no_session, not_live
+from kimi_ray.session.refusals import no_agent, no_session, not_live
 from kimi_ray.settings import Isolation, Limits, Profile, Sampling
 from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, Stream
@@ -355,12 +355,7 @@ class LiveSession:
         """How a stored agent is bound (``read_binding``). Raises ``agent.not_found``."""
         bound = await read_binding(self.services.store, stream)
         if bound is None:
-            raise AgentError(
-                f"session {stream.session_id} has no agent {stream.agent_id}",
-                code="agent.not_found",
-                hint="session.agents() lists them",
-                details={"session_id": stream.session_id, "agent_id": stream.agent_id},
-            )
+            raise no_agent(stream)
         return bound
 
     async def _holds(self, agent: LiveAgent) -> bool:

@@ -21,7 +21,7 @@ def no_agent(stream: Stream) -> AgentError:
     return AgentError(
         f"session {stream.session_id} has no agent {stream.agent_id}",
         code="agent.not_found",
-        hint="kimi-ray sessions show lists them",
+        hint="session.agents() lists them, and so does kimi-ray sessions show",
         details={"session_id": stream.session_id, "agent_id": stream.agent_id},
     )
 

@@ -12,6 +12,7 @@ import pytest
 from kimi_ray import AgentError, ConfigError, Limits, Workdir
 from kimi_ray.agent.slots import ChildEnded, ChildStarting
 from kimi_ray.agent.subagents import SubagentResult, SummaryPolicy
+from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.agent_subagents import FORK_NOTICE
 from kimi_ray.hosts.subagent_calls import SUMMARY_PROMPT
 from kimi_ray.llm.script import Step
@@ -377,3 +378,27 @@ async def test_a_child_works_in_its_callers_directory_which_stays_the_callers(tm
         stage.faults["read"] = [Step.call("Read", {"path": "b.txt"}), Step(text="ok")]
         await session.run_subagent("read", resume="agent-1")
         assert "two" in (await results(session, "agent-1"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"prompt": None}, "prompt.invalid"),
+        ({"prompt": [{"type": "text", "text": "x"}]}, "prompt.invalid"),
+        ({"prompt": " "}, "prompt.empty"),
+        ({"labels": {"a": 1}}, "request.bad_argument"),
+        ({"labels": ["a"]}, "request.bad_argument"),
+        ({"timeout_s": -1}, "request.bad_argument"),
+        ({"timeout_s": float("nan")}, "request.bad_argument"),
+        ({"timeout_s": "5"}, "request.bad_argument"),
+    ],
+)
+async def test_arguments_of_another_kind_are_named_before_anything_is_made(
+    tmp_path: Path, said: dict[str, Any], code: str
+) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(model=model)
+        with pytest.raises(KimiRayError) as caught:
+            await session.start_subagent(**{"prompt": "x", **said})
+        assert caught.value.code == code
+        assert [row["agent_id"] for row in await session.agents()] == ["main"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import ConfigError, KimiRayError, LogError
+from kimi_ray.errors import ConfigError, KimiRayError, LogError, SessionError
 from kimi_ray.log_following import follow_log
 from kimi_ray.session_handle import AgentEvent, Session
 from kimi_ray.store.seam import Page, Stream
@@ -146,8 +146,9 @@ async def test_a_deleted_session_ends_the_follow_and_is_not_brought_back(tmp_pat
         assert follower.error is None
         await session._services.courier.store.remove(session.id)
         await until(lambda: follower.error is not None)
-        assert follower.error is not None and follower.error.code in ("session.not_found", "store.deleted",
-                                                                      "store.not_found")  # fmt: skip
+        assert follower.error is not None and follower.error.code == "session.not_found"
+        with pytest.raises(SessionError):
+            [event async for event in session.events()]
 
 
 async def test_a_log_that_lost_what_was_told_says_so() -> None:
@@ -173,3 +174,13 @@ async def test_a_log_that_lost_what_was_told_says_so() -> None:
             seen.append(event.seq)  # noqa: PERF401  what came before the error counts
     assert seen == [0, 1, 2, 3, 4]
     assert (caught.value.code, caught.value.details["end"]) == ("log.rewound", 3)
+
+
+async def test_a_session_that_is_deleted_while_it_is_read_is_not_found(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        session = await with_children(runtime, model, tmp_path / "work", 2)
+        await session.close()
+        with pytest.raises(SessionError) as caught:
+            async for _event in session.events():
+                await session._services.courier.store.remove(session.id)
+        assert caught.value.code == "session.not_found"
