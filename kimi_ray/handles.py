@@ -23,6 +23,7 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.log_following import follow_log
 from kimi_ray.session import Activity, last_prompt, turn_reason
+from kimi_ray.session.time_travel import seq_at
 from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
 from kimi_ray.settings import Item, Limits, OnInterrupt, PermissionModeName, Sampling, check_settings
@@ -247,8 +248,19 @@ class Agent:
         """Let queued prompts join the running turn."""
         await self.services.courier.call(self.route, "steer", self.stream, list(prompt_ids), group="control")
 
-    async def messages(self, at: int | None = None) -> list[dict[str, Any]]:
-        """What the model would see now, or saw when ``at`` was the next seq."""
+    async def messages(self, at: int | str | None = None) -> list[dict[str, Any]]:
+        """What the model would see now, or saw earlier.
+
+        Args:
+            at: A point as forks take it (``"3"``, ``"3.2"``, ``"^3"``: what a fork there begins with), or a seq: as it
+                was when that was the next one.
+
+        Raises:
+            ConfigError: ``request.invalid``; SessionError: ``session.fork_point_not_found``.
+        """
+        if isinstance(at, str):
+            await self.flush()
+            at = await seq_at(self.services.courier.store, self.stream, at)
         return await self.services.courier.call(self.route, "messages", self.stream, at, group="control")
 
     async def set_model(self, model: str | ResolvedModel) -> None:

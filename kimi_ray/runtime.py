@@ -20,10 +20,13 @@ from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
 from kimi_ray.llm.models import ResolvedModel
+from kimi_ray.replay import HomeSource, RecordedSession, rebuild_session
+from kimi_ray.replay.places import find_place
 from kimi_ray.session_handle import Session
 from kimi_ray.session_lifecycle import ArchiveResult, Lifecycle
 from kimi_ray.session_link import Notes, SessionLink, open_session
 from kimi_ray.settings import Workdir
+from kimi_ray.store.open import open_store
 from kimi_ray.store.seam import Stream
 from kimi_ray.workspace_handle import Workspace
 
@@ -132,6 +135,27 @@ class Runtime:
             SessionError: ``session.not_found``, ``session.bad_id``; ``session.in_use`` {host, pid}.
         """
         await self.lifecycle.delete(session_id)
+
+    async def replay(self, what: Stream | str | os.PathLike[str], *, whole: bool = False) -> RecordedSession:
+        """A session rebuilt in memory from its durable events: the same messages, the same requests. Nothing comes to
+        life, and nothing is written.
+
+        Args:
+            what: A session's id, ``SESSION/AGENT`` or a ``Stream``, of this home; or the path of a session's directory,
+                of a log, or of a run directory, of any home.
+            whole: With the requests that were made before the session was forked off another one.
+
+        Raises:
+            SessionError: ``session.not_found``; AgentError: ``agent.not_found``; ConfigError: ``request.unknown_id``.
+        """
+        if not isinstance(what, Stream) and await asyncio.to_thread(os.path.exists, what):
+            home, session_id, agent_id = await asyncio.to_thread(find_place, what)
+            source = HomeSource(open_store(home, network_home=self.config.network_home))
+            return await rebuild_session(source, session_id, agent_id, whole=whole)
+        self._refuse_when_closed()
+        self._courier.check_loop()
+        session_id, agent_id = what if isinstance(what, Stream) else os.fspath(what).partition("/")[::2]
+        return await rebuild_session(self._courier.store, session_id, agent_id or None, whole=whole)
 
     def resolve_model(self, name: str | ResolvedModel | None = None, base_url: str | None = None) -> ResolvedModel:
         """What a model's name means here, key included. None is the configured default.

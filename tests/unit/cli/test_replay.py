@@ -92,3 +92,17 @@ def test_a_changed_tool_is_named(
 def test_bad_usage(run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
     status, found = _json(capsys, *arguments)
     assert status == 2 and found["error"]["code"] == code
+
+
+def test_what_the_model_saw_at_a_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "0.0")
+    assert code == 0 and found["request"]["header"]["tools"][0]["name"] == "colour"
+    assert len(found["request"]["messages"]) == 1 and len(found["messages"]) == 3
+    assert run_command(["sessions", "show", f"{run_dir}:one", "--at", "0.0"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("See one") < out.index("---- so far") < out.index("it is blue")
+    assert "it is seen" not in out
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "0")
+    assert code == 0 and len(found["messages"]) == 4 and found["request"] is None
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "5.1")
+    assert code == 2 and found["error"]["code"] == "session.fork_point_not_found"
