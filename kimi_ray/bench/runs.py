@@ -16,6 +16,7 @@ from kimi_ray.bench.floor import StoredStream, plain_writes
 from kimi_ray.bench.host_logs import bench_runtime
 from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
+from kimi_ray.bench.warm_up import WARM_UP_SESSIONS, agents_by_host, sessions_on_every_host
 from kimi_ray.bench.workload import ONE_TOOL_MODEL, PLAIN_MODEL, look
 from kimi_ray.errors import KimiRayError
 from kimi_ray.runtime import Runtime
@@ -24,7 +25,6 @@ from kimi_ray.settings import Checkpoint, Profile
 from kimi_ray.store import open_store
 
 PROFILE = Profile(name="bench", system_prompt="You look at things.")
-WARM_UP_SESSIONS = 4
 
 
 async def bench_turns(
@@ -78,7 +78,11 @@ async def bench_swarm(
     """
     items = [{"n": n} for n in range(agents)]
     async with bench_runtime(address, directory, {}) as runtime:
-        session = await runtime.workspace(runtime.config.home).create_session(profile=PROFILE, model=PLAIN_MODEL)
+        workspace = runtime.workspace(runtime.config.home)
+        warm = await sessions_on_every_host(
+            runtime, lambda: workspace.create_session(profile=PROFILE, model=PLAIN_MODEL)
+        )
+        session = warm[0]
         options: dict[str, Any] = {"profile": PROFILE, "max_concurrency": max_concurrency, "model": PLAIN_MODEL}
         await session.swarm("Look at {{n}}", items[:WARM_UP_SESSIONS], **options)
         before = await _calls(runtime)
@@ -131,7 +135,7 @@ async def _turns(
         async def create() -> Session:
             return await workspace.create_session(profile=PROFILE, model=ONE_TOOL_MODEL, tools=[look])
 
-        await _run([await create() for _ in range(WARM_UP_SESSIONS)], 1, singly=singly)
+        await _run(await sessions_on_every_host(runtime, create), 1, singly=singly)
         made = await asyncio.gather(*(create() for _ in range(sessions)))
         before = await _calls(runtime)
         with Meter() as meter:
@@ -140,6 +144,7 @@ async def _turns(
             wall_s = time.perf_counter() - began
         calls = await _calls(runtime) - before
         _check(results, sessions * turns)
+        placed = await agents_by_host(runtime)
         streams, facts = await _stored(runtime.config.home, flushes=turns)
         bare_s = await _bare_calls(runtime, sessions * turns)
     floor_s = await asyncio.to_thread(plain_writes, streams, directory)
@@ -157,6 +162,7 @@ async def _turns(
             "sessions": sessions,
             "turns": turns,
             "checkpoint": checkpoint,
+            "agents_by_host": placed,
             "cpu_by_role": meter.cpu_by_role,
             "actor_calls_per_turn": calls.total() / total,
             "actor_calls": dict(calls.most_common()),
