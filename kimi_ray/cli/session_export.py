@@ -15,15 +15,23 @@ from kimi_ray.errors import ConfigError
 
 _PROBLEMS_SHOWN = 20
 _STDOUT = "-"
+_TEXT_FORMATS = ("openai", "sharegpt", "atif")
 
 
 def export(
     session: Annotated[
-        str | None, typer.Argument(metavar="[SESSION]", help="@last, an id or its end, or RUN (its newest session).")
+        str | None,
+        typer.Argument(
+            metavar="[SESSION]",
+            help="@last, an id or its end, or RUN (zip: its newest session; else all its rollouts). Not for zip:"
+            " SESSION/AGENT, RUN:ITEM[#REPEAT].",
+        ),
     ] = None,
-    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="zip is the only one.")] = "zip",
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="zip, or one JSON a line: openai, sharegpt, atif.")
+    ] = "zip",
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; - is stdout. [SESSION_ID.zip]")
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; - is stdout. [ID.zip, ID.openai.jsonl]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     check: Annotated[
@@ -32,11 +40,13 @@ def export(
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Write a session into one zip: its document, the events of all agents, the large contents that they name.
+    """Write a session into one zip: its document, the events of all agents, the large contents that they name; or its
+    conversations, or those of a run, in a format that others read (docs/frames.md).
 
     The same content gives the same bytes. Exit code 1 when something could not be read; the rest is in the file, and
     manifest.json says what is not. With --json: {"out", "ok", "session", "agents": [{"agent_id", "events", "prefix"}],
-    "blobs", "files", "problems"}; with --check {"ok", "session_id", "agents", "events", "blobs", "problems"}.
+    "blobs", "files", "problems"}, of the other formats {"out", "format", "conversations", "ok", "problems"}; with
+    --check {"ok", "session_id", "agents", "events", "blobs", "problems"}.
     """
     if check is not None:
         if session is not None or out is not None:
@@ -47,10 +57,17 @@ def export(
         raise ConfigError(
             "name a session", code="request.bad_usage", hint="kimi-ray sessions export @last, or --check FILE"
         )
-    if format_ != "zip":
-        raise ConfigError(f"there is no format {format_[:40]!r}", code="request.bad_usage", hint="use --format zip")
+    if format_ not in ("zip", *_TEXT_FORMATS):
+        raise ConfigError(
+            f"there is no format {format_[:40]!r}",
+            code="request.bad_usage",
+            hint=f"use --format zip, {', '.join(_TEXT_FORMATS)}",
+        )
     if out == _STDOUT and json:
         raise ConfigError("--json and --out - both want stdout", code="request.conflict", hint="leave one out")
+    if format_ != "zip":
+        _export_text(session, format_, home, out, force=force, as_json=json)
+        return
     place, manifest = asyncio.run(_export(session, home, out, force=force))
     if json:
         print_json({"out": place, **manifest})
@@ -72,6 +89,23 @@ async def _export(session: str, home: str | None, out: str | None, *, force: boo
         return out, manifest
     place = out if out is not None else f"{session_id}.zip"
     return place, await export_session(store, session_id, place, force=force)
+
+
+def _export_text(session: str, format_: str, home: str | None, out: str | None, *, force: bool, as_json: bool) -> None:
+    from kimi_ray.cli.conversation_export import export_text
+
+    place, report = asyncio.run(export_text(session, format_, home, out, force=force))
+    if as_json:
+        print_json({"out": place, **report.to_data()})
+    else:
+        line = counted(report.conversations, "conversation")
+        if place == _STDOUT:
+            tell(line)
+        else:
+            say(f"{line} in {one_line(place)}")
+        _tell_problems(list(report.problems))
+    if not report.ok:
+        raise typer.Exit(FAILED)
 
 
 def _check(file: str, *, as_json: bool) -> None:

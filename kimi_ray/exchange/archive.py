@@ -69,14 +69,14 @@ async def export_session(
             for what is neither damage nor absence.
     """
     if isinstance(path, str | os.PathLike):
-        with _whole_file(os.fspath(path), force=force) as file:
+        with whole_file(os.fspath(path), force=force) as file:
             return await _Export(store, session_id, file).run()
     try:
         return await _Export(store, session_id, path).run()
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _not_written("the archive", error) from error
+        raise not_written("the archive", error) from error
 
 
 class _Unseekable:
@@ -249,7 +249,7 @@ def _plain(value: Any, *, indent: int | None = None) -> bytes:
 
 
 @contextmanager
-def _whole_file(name: str, *, force: bool) -> Generator[IO[bytes]]:
+def whole_file(name: str, *, force: bool) -> Generator[IO[bytes]]:
     """A file that appears under its name when the block has ended well, or not at all."""
     target = os.path.abspath(name)
     if os.path.lexists(target) and not force:
@@ -268,10 +268,10 @@ def _whole_file(name: str, *, force: bool) -> Generator[IO[bytes]]:
             with suppress(FileNotFoundError):
                 os.unlink(partial)
     except OSError as error:
-        raise _not_written(target, error) from error
+        raise not_written(target, error) from error
 
 
-def _not_written(target: str, error: OSError) -> ConfigError:
+def not_written(target: str, error: OSError) -> ConfigError:
     return ConfigError(
         f"{target} cannot be written: {error.strerror or error}",
         code="export.failed",

@@ -9,25 +9,42 @@ from kimi_ray.frames.batches import Batches
 from kimi_ray.frames.log_facts import LogFacts, ModelNames, as_json, error_of, usage_of
 from kimi_ray.frames.reading import Event, Handler
 
+_Names = tuple[str | None, str | None, str | None]
+"""Of the model: its configured name, that of the request, the provider's."""
+
 
 class _Request:
     """An attempt whose answer or next attempt may still come."""
 
-    __slots__ = ("attempt", "delay_ms", "ended", "interrupted", "message_seq", "names", "place", "response", "seq")
+    __slots__ = (
+        "attempt",
+        "delay_ms",
+        "ended",
+        "interrupted",
+        "message_seq",
+        "names",
+        "place",
+        "purpose",
+        "response",
+        "seq",
+    )
 
-    def __init__(self, place: tuple[Any, ...], event: Event, names: ModelNames) -> None:
+    def __init__(self, place: tuple[Any, ...], event: Event, names: _Names, purpose: str) -> None:
         self.place = place
+        self.purpose = purpose
         self.seq: int = event["seq"]
         self.ended: int = event["time"]
         self.response: dict[str, Any] = event["data"]
         self.attempt: int | None = self.response.get("attempt")
-        self.names = (names.name, names.requested, names.provider)
+        self.names = names
         self.message_seq: int | None = None
         self.interrupted = False
         self.delay_ms: int | None = None
 
     def is_of(self, data: dict[str, Any]) -> bool:
         mine = self.response
+        if self.purpose != "step":
+            return False
         return data.get("turn") == mine.get("turn") and data.get("step") == mine.get("step")
 
 
@@ -39,6 +56,9 @@ class ModelCallsFold:
         self._table = table
         self._names = ModelNames(facts)
         self._open: _Request | None = None
+        self._compacting: _Names = (None, None, None)
+        self._summed: str | None = None
+        """The compaction whose requests made rows."""
 
     def handlers(self) -> Mapping[str, Handler]:
         """See ``Fold``."""
@@ -50,6 +70,8 @@ class ModelCallsFold:
             "llm/response": self._response,
             "llm/retry": self._retry,
             "assistant/message": self._message,
+            "compaction/request": self._compaction,
+            "compaction/response": self._compacted,
             "compaction/summary": self._summary,
         }
 
@@ -57,11 +79,12 @@ class ModelCallsFold:
         """See ``Fold``."""
         self._close()
 
-    def _begin(self, event: Event) -> _Request | None:
+    def _begin(self, event: Event, names: _Names | None = None, purpose: str = "step") -> _Request | None:
         self._close()
         place = self._facts.place(event["seq"])
         if place is not None:
-            self._open = _Request(place, event, self._names)
+            at = self._names
+            self._open = _Request(place, event, names or (at.name, at.requested, at.provider), purpose)
         return self._open
 
     def _response(self, event: Event) -> None:
@@ -81,11 +104,19 @@ class ModelCallsFold:
             request.message_seq = event["seq"]
             request.interrupted = bool(event["data"].get("interrupted"))
 
+    def _compaction(self, event: Event) -> None:
+        data = event["data"]
+        self._compacting = (self._names.name, data.get("model"), data.get("provider"))
+
+    def _compacted(self, event: Event) -> None:
+        self._summed = event["data"]["compaction_id"]
+        self._begin(event, self._compacting, "compaction")
+
     def _summary(self, event: Event) -> None:
         data = event["data"]
         self._close()
         place = self._facts.place(event["seq"])
-        if place is None or not (data.get("usage") or data.get("model")):
+        if place is None or data["compaction_id"] == self._summed or not (data.get("usage") or data.get("model")):
             return
         model = data.get("model")
         names = (model, model, None)
@@ -108,7 +139,7 @@ class ModelCallsFold:
                 get("turn"),
                 get("step"),
                 request.attempt,
-                "step",
+                request.purpose,
                 request.seq,
                 request.message_seq,
                 None if total_ms is None else request.ended - total_ms,

@@ -137,7 +137,7 @@ turn               | int64     | from 0; null for a compaction between turns
 step               | int64     | from 0; null for a compaction
 request_attempt    | int64     | of the same request, from 1
 purpose            | string    | step, or compaction
-seq                | int64     | of llm/response; where there is none of the answer, or the summary
+seq                | int64     | of the response event; where there is none of the answer, or the summary
 message_seq        | int64     | of the answer
 started            | timestamp | when the request began; null where the log does not say
 ended              | timestamp | when its last byte came, or it failed

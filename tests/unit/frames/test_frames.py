@@ -501,12 +501,21 @@ async def test_a_log_without_responses_and_a_compaction(tmp_path: Path) -> None:
     log.add("compaction/summary", compaction_id="k", summary=[], shadowed_range={}, shadowed_seqs=[], shadowed_tokens=1,
             model="sum", usage={"input": 9, "output": 2})  # fmt: skip
     log.add("compaction/end", compaction_id="k")
+    failure = {"code": "provider.overloaded", "message": "busy", "retryable": True}
+    for attempt, told in ((1, {"error": failure}), (2, {"finish_reason": "stop", "usage": {"input": 8, "output": 1}})):
+        asked = {"compaction_id": "n", "attempt": attempt, "provider": "openai", "model": "sum-wire", "message": {}}
+        log.raw("compaction/request", asked)
+        log.raw("compaction/response", {"compaction_id": "n", "attempt": attempt, "timing": {"total_ms": 3}, **told})
+    log.raw("compaction/summary", {"compaction_id": "n", "model": "sum", "usage": {"input": 8, "output": 1}})
     await store_logs(tmp_path, [log])
     table = frames.model_calls(S, home=tmp_path)
     assert pylist(table, "purpose", "outcome", "turn", "input_tokens", "request_attempt", "model") == [
         ("step", "answered", 0, 3, None, None),
         ("compaction", "answered", None, 9, None, "sum"),
+        ("compaction", "failed", None, None, 1, None),
+        ("compaction", "answered", None, 8, 2, None),
     ]
+    assert pylist(table, "request_model", "total_ms")[2:] == [("sum-wire", 3)] * 2
     assert pylist(frames.steps(S, home=tmp_path), "requests", "output_tokens") == [(1, 4)]
 
 
