@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.cli.printing import counted, one_line, say, table, terminal_width
@@ -75,6 +76,22 @@ def print_summary(report: SwarmReport) -> None:
             f"{one_line(name, _NAME_COLUMNS)} mean {one.mean:.4g} (n={one.n})" for name, one in report.scores.items()
         )
         say(f"scores: {', '.join(means)}")
+
+
+def limiter_line(manifest: Mapping[str, Any]) -> str | None:
+    """How many requests at once the model got, from ``run.json``; None where nobody counted them."""
+    told: dict[str, Any] = manifest.get("limiter") or {}
+    first = told.get("first")
+    if first is None:
+        return None
+    last = told.get("last", first)
+    lowest, highest = min(first, told.get("lowest", first)), max(first, told.get("highest", first))
+    line = f"{first} requests at once" if lowest == highest else f"{first} requests at once at first, {last} at last"
+    if lowest != highest:
+        line += f", between {lowest} and {highest}"
+    if told.get("cuts"):
+        line += f", {counted(told['cuts'], 'cut')}"
+    return line + (f", paused for {told['paused_s']:.1f} s" if told.get("paused_s") else "")
 
 
 def name_of(row: ResultRow) -> str:

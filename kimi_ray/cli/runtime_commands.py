@@ -16,9 +16,10 @@ _NO_CLUSTER = "no cluster: name one with --address (a local Ray ends with its ow
 
 
 def status(json: Json = False, home: Home = None, address: Address = None, namespace: Namespace = None) -> None:
-    """What runs in a cluster: runtimes, their hosts, sessions, agents, drivers, and orphans.
+    """What runs in a cluster: runtimes, their hosts, sessions, agents, drivers, limits of models, and orphans.
 
-    With --json: {"address", "namespace", "runtimes": [{"home_id", "home", "hosts", "leases", "actors", "error"?}]}.
+    With --json: {"address", "namespace", "runtimes": [{"home_id", "home", "hosts", "leases", "limits", "actors",
+    "error"?}]}.
     """
     from kimi_ray.actors.operate import status as ask
 
@@ -139,6 +140,8 @@ def _print_runtime(runtime: dict[str, Any]) -> None:
     say(f"  nodes     {len(alive)}")
     for node in alive:
         say(f"    {_node_line(node)}")
+    for limit in runtime.get("limits") or ():
+        say(f"  limit     {_limit_line(limit)}")
     if runtime.get("ending"):
         say("  it is ending")
     failures: dict[str, dict[str, Any]] = runtime.get("failures") or {}
@@ -169,6 +172,15 @@ def _node_line(node: dict[str, Any]) -> str:
         marks.append("drained" if draining["done"] else f"draining ({left} left)")
     told = f"{str(node['node_id'])[:12]}  {one_line(str(node.get('address')))}  {node.get('cpus'):g} CPUs"
     return "  ".join([told, *marks])
+
+
+def _limit_line(limit: dict[str, Any]) -> str:
+    """How many requests at once a model gets now, of how many that are wanted."""
+    told = f"{one_line(str(limit['model']), 40)}: {counted(limit['limit'], 'request')} at once, {limit['in_use']} under"
+    told += f" way, {max(0, limit['wanted'] - limit['in_use'])} waiting"
+    if limit["cuts"]:
+        told += f", {counted(limit['cuts'], 'cut')}"
+    return told + (f", paused for {limit['paused_s']:.1f} s" if limit["paused_s"] else "")
 
 
 def _print_drain(report: dict[str, Any]) -> None:

@@ -231,7 +231,8 @@ def _run(work: SwarmWork, retry: tuple[str, ...], *, json: bool) -> None:
 
 
 def _print_end(work: SwarmWork, ended: Ended) -> None:
-    from kimi_ray.cli.results import print_rows, print_summary
+    from kimi_ray.cli.results import limiter_line, print_rows, print_summary
+    from kimi_ray.runs import read_manifest
 
     report = ended.report
     home = f" --home {_quoted(work.arguments.home)}" if work.arguments.home else ""
@@ -243,6 +244,9 @@ def _print_end(work: SwarmWork, ended: Ended) -> None:
     say(f"rows     {Path(str(report.run_dir)) / 'results.jsonl'}")
     if report.session_id:
         say(f"logs     kimi-ray sessions show {report.session_id}{home}")
+    limits = limiter_line(read_manifest(str(report.run_dir)))
+    if limits is not None:
+        say(f"limits   {limits}")
     if not report.ok:
         _print_again(report)
     if ended.log_path:

@@ -89,6 +89,23 @@ class LimiterLedger:
         first = self._told - len(self._changes)
         return self._told, list(self._changes)[max(0, since - first) :]
 
+    def report(self) -> list[dict[str, Any]]:
+        """How the limits stand, for people: ``{model, limit, in_use, wanted, hosts, cuts, paused_s}``, by model."""
+        now = self._clock()
+        return [
+            {
+                "model": account.model,
+                "limit": account.limit.limit,
+                "in_use": sum(holder.in_use for holder in heard),
+                "wanted": sum(holder.wanted for holder in heard),
+                "hosts": len(heard),
+                "cuts": account.limit.cuts,
+                "paused_s": max(0.0, round(account.limit.paused_until - now, 3)),
+            }
+            for account in sorted(self._accounts.values(), key=lambda account: (account.model, account.key))
+            for heard in [[one for one in account.holders.values() if now - one.heard < LEASE_S]]
+        ]
+
     def _portion(self, host: str, wish: PlacesWanted, now: float) -> Portion:
         account = self._accounts.get(wish.key)
         if account is None:

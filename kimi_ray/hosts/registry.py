@@ -361,6 +361,7 @@ class Registry:
                 }
                 for n in self._nodes
             ],
+            "limits": self._limiters.report(),
             "failures": failures,
         }
 

@@ -121,3 +121,17 @@ def test_doctor_tells_the_home_what_drains_and_the_code(monkeypatch: pytest.Monk
     assert found["draining"].status == "WARN"
     assert NODE[:8] in found["draining"].detail and "diskdisk" in found["draining"].detail
     assert "1 fingerprint" in found["user code"].detail
+
+
+def test_status_shows_the_limits_of_models(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [
+        {"model": "kimi\x1b", "limit": 12, "in_use": 10, "wanted": 30, "hosts": 2, "cuts": 1, "paused_s": 2.5},
+        {"model": "quiet", "limit": 1, "in_use": 0, "wanted": 0, "hosts": 0, "cuts": 0, "paused_s": 0.0},
+    ]
+    found = {"address": "a:1", "namespace": "kimi_ray", "runtimes": [{**runtime(), "limits": limits}]}
+    monkeypatch.setattr(operate, "status", lambda _config: found)
+    lines = [line.strip() for line in cli("status", "--address", "a:1").out.splitlines() if line.startswith("  limit")]
+    assert lines == [
+        "limit     kimi\\x1b: 12 requests at once, 10 under way, 20 waiting, 1 cut, paused for 2.5 s",
+        "limit     quiet: 1 request at once, 0 under way, 0 waiting",
+    ]

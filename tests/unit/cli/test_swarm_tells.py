@@ -7,11 +7,13 @@ import io
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kimi_ray import RolloutContext
 from kimi_ray.cli.progress import LineView, LiveView, LongTurns, counts_line
+from kimi_ray.cli.results import limiter_line
 from kimi_ray.hosts.swarm_words import LongTurn, SwarmProgress
 from kimi_ray.llm import ChatRequest, Step
 from kimi_ray.runs import read_manifest, read_rows
@@ -161,3 +163,28 @@ def test_retry_on_from_the_command_line(cli: Cli) -> None:
     assert result.code == 0, result.err
     assert [row.attempt for row in read_rows("run")] == [2, 2]
     assert read_manifest("run")["arguments"]["retry_on"] == ["infra", "user_code"]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({}, None),
+        ({"first": 8}, "8 requests at once"),
+        (
+            {"first": 20, "last": 12, "lowest": 5, "highest": 40, "cuts": 1, "paused_s": 2.0},
+            "20 requests at once at first, 12 at last, between 5 and 40, 1 cut, paused for 2.0 s",
+        ),
+    ],
+)
+def test_the_line_of_the_limiter(told: dict[str, Any], line: str | None) -> None:
+    assert limiter_line({"limiter": told} if told else {}) == line
+
+
+def test_a_swarm_tells_how_many_requests_at_once_its_model_got(cli: Cli, home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        '[models.tiny]\nprovider = "scripted"\nscript = ["x"]\nmax_connections = 2\nadaptive_connections = false\n'
+    )
+    out = cli(*SAID, "tiny", "--out", "run").out
+    assert "limits   2 requests at once\n" in out
+    assert "limits" not in cli(*SAID, "scripted", "--out", "without").out

@@ -184,3 +184,19 @@ def test_the_cap_holds_over_all_hosts_at_every_moment(seed: int, cap: int, count
             tally = Tally(served=rng.randrange(30), refused={host.portion.cuts: 1} if rng.random() < 0.1 else {})
             host.ask(max(in_use[host], rng.randrange(40)), in_use=in_use[host], tally=tally)
         assert sum(in_use.values()) <= cap
+
+
+def test_the_report_tells_limit_use_and_who_waits_and_forgets_lost_hosts() -> None:
+    clock = Clock()
+    ledger = LimiterLedger(clock)
+    one, two = Host(ledger, "a"), Host(ledger, "b")
+    one.ask(6)
+    two.ask(6, in_use=2)
+    (told,) = ledger.report()
+    assert told == {"model": "m", "limit": 8, "in_use": told["in_use"], "wanted": 12, "hosts": 2, "cuts": 0,
+                    "paused_s": 0.0}  # fmt: skip
+    clock.now += LEASE_S / 2
+    one.ask(3, in_use=3)
+    clock.now += LEASE_S / 2 + 1
+    (told,) = ledger.report()
+    assert (told["in_use"], told["wanted"], told["hosts"]) == (3, 3, 1)
