@@ -141,6 +141,10 @@ class AgentFold:
     """The mode that was set last; None: none was, the configured one counts."""
     approved_calls: set[str] = field(default_factory=set[str])
     """What was approved for the session: each a tool's name with what the call was about."""
+    open_questions: dict[str, None] = field(default_factory=dict[str, None])
+    """The ids of calls that wait for somebody's answer."""
+    open_hooks: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    """The hooks that run: what each ``hook/invoked`` says, by its seq."""
     last_lives: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
     """The last two ``runtime/activated``: where it lived before, and where it lives."""
     seed_bind: dict[str, Any] | None = None
@@ -282,6 +286,10 @@ class AgentFold:
 
     def _activated(self, event: SessionEvent) -> None:
         self.last_lives = (self.last_lives[1], event.data)
+        if self.last_lives[0] is None:
+            # What was there before the first life is a seed's, or was imported: nobody is to end it here.
+            self.open_questions.clear()
+            self.open_hooks.clear()
         is_open = any(record.state not in FINAL_STATES for record in reversed(self.prompts.values()))
         self.revivals = self.revivals + 1 if is_open else 0
 
@@ -390,10 +398,20 @@ class AgentFold:
     def _permission_mode(self, event: SessionEvent) -> None:
         self.permission_mode = event.data["mode"]
 
+    def _permission_asked(self, event: SessionEvent) -> None:
+        self.open_questions[event.data["call_id"]] = None
+
     def _permission_decided(self, event: SessionEvent) -> None:
         data = event.data
+        self.open_questions.pop(data["call_id"], None)
         if data.get("scope") == "session" and data["decision"] == "allow" and "rule" in data:
             self.approved_calls.add(data["rule"])
+
+    def _hook_invoked(self, event: SessionEvent) -> None:
+        self.open_hooks[event.seq] = event.data
+
+    def _hook_result(self, event: SessionEvent) -> None:
+        self.open_hooks.pop(event.data.get("invoked", -1), None)
 
     def _end_seed(self, _event: SessionEvent) -> None:
         """What came before is the source's: its open prompts are not run here, its use is not counted here."""
@@ -438,6 +456,9 @@ _HANDLERS: dict[str, Any] = {
     "tool/result": AgentFold._result,  # pyright: ignore[reportPrivateUsage]
     "todo/write": AgentFold._todo,  # pyright: ignore[reportPrivateUsage]
     "permission/mode": AgentFold._permission_mode,  # pyright: ignore[reportPrivateUsage]
+    "permission/asked": AgentFold._permission_asked,  # pyright: ignore[reportPrivateUsage]
+    "hook/invoked": AgentFold._hook_invoked,  # pyright: ignore[reportPrivateUsage]
+    "hook/result": AgentFold._hook_result,  # pyright: ignore[reportPrivateUsage]
     "permission/decided": AgentFold._permission_decided,  # pyright: ignore[reportPrivateUsage]
     "log/end-seed": AgentFold._end_seed,  # pyright: ignore[reportPrivateUsage]
 }

@@ -13,43 +13,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from kimi_ray.agent.final_answer import FinalAnswer
-from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
+from kimi_ray.agent.fold import FINAL_STATES
 from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
-from kimi_ray.agent.loop import TurnInput, TurnLoop, error_of, stop_of
+from kimi_ray.agent.loop import TurnInput, TurnLoop
 from kimi_ray.agent.maintenance import StandsStill
 from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.prompt_gates import PromptGates
 from kimi_ray.agent.prompts import Prompts
 from kimi_ray.agent.requester import Progress
+from kimi_ray.agent.revival import revive_log
 from kimi_ray.agent.slots import AgentAwake, AgentLeaving, AgentSlots
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec, PromptStatus
 from kimi_ray.agent.told import told
 from kimi_ray.agent.turn_config import NOTHING, Asked, turn_config
+from kimi_ray.agent.turn_ends import error_of, state_of, stop_of
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, StoreError, as_error
 from kimi_ray.events import SessionEvent
 from kimi_ray.llm.chat import ChatProvider, ToolSpec
 from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.log import closing_events, epoch_ms
 from kimi_ray.settings import PromptState, Usage
 from kimi_ray.tools.contract import Environment, Tool
 
-MAX_REVIVALS = 3
-"""How often an agent is brought back to the same work before it is given up."""
-
 LEAVING_S = 15.0
 """How long the end of an agent waits for those who are told of it."""
-
-_STATE_OF_KIND: dict[str, PromptState] = {
-    "completed": "completed",
-    "truncated": "completed",
-    "cancelled": "cancelled",
-    "blocked": "blocked",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,52 +152,14 @@ class LiveAgent(StandsStill):
         return self._closed
 
     def revive(self) -> None:
-        """Mend the log of an agent that was lost in the middle of something; a new log needs nothing.
-
-        1. An open turn is closed as interrupted, its unanswered calls answered.
-        2. A prompt whose turn had ended gets the state that this end gives it.
-        3. An interrupted prompt fails with ``turn.interrupted``, or is continued if it was submitted so.
-        4. A prompt that was steered into the turn and had not joined it waits again.
-        5. After ``MAX_REVIVALS`` lives in a row that finished no turn, all open prompts fail with
-           ``agent.revivals_exhausted``: what kills its host each time must not go on for ever.
-        """
-        journal, fold = self.journal, self.journal.fold
+        """Mend its log (``revive_log``), and go on with the prompts of the life before."""
         if self._slots.awake:
             self._tell_awake()
-        now = epoch_ms()
-        for event in closing_events(journal.log.order, next_seq=journal.log.next_seq, recovered_at=now):
-            journal.append(event["type"], event["data"], surface=event.get("surface"), sources=event.get("sources"))
-        continued: list[str] = []
-        ended: list[str] = []
-        unheard: list[PromptRecord] = []
-        if fold.revivals > MAX_REVIVALS:
-            self._settle_soon(self._give_up())
-            return
-        for record in list(fold.prompts.values()):
-            if record.state not in ("running", "steered") and not (record.of_rollout and record.state == "pending"):
-                continue
-            if record.state == "steered" and not record.heard:
-                unheard.append(record)
-                continue
-            turn = fold.turns.get(record.turn) if record.turn is not None else None
-            reason = turn.reason if turn is not None else {"kind": "interrupted"}
-            if reason["kind"] == "interrupted" and record.on_interrupt == "continue":
-                if record.state == "running":
-                    continued.append(record.prompt_id)
-                    continue
-                if record.state == "steered" and record.steered_into in continued:
-                    continue
-            self.prompts.finish(
-                record.prompt_id,
-                _STATE_OF_KIND.get(reason["kind"], "failed"),
-                turn=record.turn,
-                error=error_of(reason),
-            )
-            ended.append(record.prompt_id)
-        self._settle_soon(ended)
-        self.prompts.put_back(unheard)
+        found = revive_log(self.stream, self.journal, self.prompts)
+        self._settle_soon(found.ended)
         self._continuations = [
-            _Continuation(prompt_id, "recovery", 0, Asked.by(fold.prompts[prompt_id])) for prompt_id in continued
+            _Continuation(prompt_id, "recovery", 0, Asked.by(self.prompts.get(prompt_id)))
+            for prompt_id in found.continued
         ]
         if self._continuations or len(self.prompts):
             self._wake()
@@ -216,26 +169,6 @@ class LiveAgent(StandsStill):
         if before is not None or self.journal.log.header.origin != "fork":
             self._waking = True
             self._notices.tell(self._slots.awake, AgentAwake("startup" if before is None else "resume"))
-
-    def _give_up(self) -> list[str]:
-        """Fail every open prompt; returns their ids."""
-        fold = self.journal.fold
-        before = fold.last_lives[0] or {}
-        turn = max(fold.turns, default=None)
-        cause = f"the host {before.get('host')} (pid {before.get('pid')}, node {before.get('node')}) was lost"
-        error = AgentError(
-            f"{self.stream} was brought back {MAX_REVIVALS} times without finishing a turn; last, {cause}",
-            code="agent.revivals_exhausted",
-            hint="kimi-ray logs of that host may say why it died; a new prompt starts counting again",
-            details={
-                "stream": str(self.stream),
-                "revivals": MAX_REVIVALS,
-                "cause": cause,
-                "turn": turn,
-                **{key: before[key] for key in ("host", "pid", "node") if key in before},
-            },
-        ).to_data()
-        return self.prompts.give_up(error)
 
     def submit(self, specs: tuple[PromptSpec, ...]) -> None:
         """Accept prompts, in their order; the caller flushes before it says so.
@@ -300,8 +233,7 @@ class LiveAgent(StandsStill):
             found = fold.turns.get(turn)
             if found is None:
                 raise self._forgotten(prompt_id, turn)
-            state = _STATE_OF_KIND.get(found.reason["kind"], "failed")
-            return self._outcome(prompt_id, state, turn, error_of(found.reason))
+            return self._outcome(prompt_id, state_of(found.reason), turn, error_of(found.reason))
         if record.state not in FINAL_STATES:
             return None
         if record.turn is not None and record.turn not in fold.turns:
@@ -480,7 +412,7 @@ class LiveAgent(StandsStill):
             if reason is None:
                 self.prompts.active = []
             else:
-                self.prompts.settle(turn, _STATE_OF_KIND.get(reason["kind"], "failed"), error_of(reason))
+                self.prompts.settle(turn, state_of(reason), error_of(reason))
                 for prompt_id in ids:
                     if prompt_id in self._handled:
                         self._handled[prompt_id] = turn

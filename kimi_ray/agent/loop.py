@@ -24,7 +24,7 @@ from kimi_ray.agent.tool_runs import ToolRuns
 from kimi_ray.agent.turn_config import TurnConfig
 from kimi_ray.agent.turn_signal import StepStopped, TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
-from kimi_ray.errors import AgentError, KimiRayError, ProviderError, as_error
+from kimi_ray.errors import KimiRayError, ProviderError, as_error
 from kimi_ray.ids import new_message_id
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.header import describe_request
@@ -33,9 +33,6 @@ from kimi_ray.settings import Checkpoint
 
 MAX_MENDS = 3
 """How often a step's request is made anew because a handler of ``request_failed`` mended the cause."""
-
-REPEATED = "repeated"
-"""The cause, and the ``stop``, of a turn that ended because its model made the same call again and again."""
 
 _LIMIT_FACTS = frozenset({"name", "value", "used", "scope"})
 
@@ -359,31 +356,3 @@ class TurnLoop:
         messages = self._journal.log.messages()
         if messages and messages[-1].get("source", {}).get("kind") != "interruption":
             self._tell(Note("interruption", [{"type": "text", "text": INTERRUPTION}], {"kind": "interruption"}))
-
-
-def stop_of(reason: dict[str, Any]) -> str:
-    """A turn's reason as a result's ``stop``: its kind, ``limit:<name>``, or ``repeated`` of one that completed so."""
-    if reason["kind"] == "completed" and reason.get("cause") == REPEATED:
-        return REPEATED
-    return f"limit:{reason['name']}" if reason["kind"] == "limit" else reason["kind"]
-
-
-def error_of(reason: dict[str, Any]) -> dict[str, Any] | None:
-    """The error that a turn's reason amounts to, as data, or None for one that completed."""
-    kind = reason["kind"]
-    if "error" in reason:
-        return reason["error"]
-    if kind == "limit":
-        used, value = reason.get("used", 0), reason.get("value", 0)
-        text = f"the {reason.get('scope', 'agent')}'s limit {reason['name']}={value:g} is reached ({used:g} used)"
-        code = f"limit.{reason['name']}"
-        return AgentError(text, code=code, details={k: v for k, v in reason.items() if k != "kind"}).to_data()
-    if kind == "interrupted":
-        return AgentError(
-            "the process that ran this turn was lost",
-            code="turn.interrupted",
-            hint='submit with on_interrupt="continue" to have it continued once',
-        ).to_data()
-    if kind == "cancelled":
-        return AgentError(f"the turn was cancelled ({reason.get('cause', 'user')})", code="turn.cancelled").to_data()
-    return None

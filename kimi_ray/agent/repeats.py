@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kimi_ray.agent.loop import REPEATED
 from kimi_ray.agent.slots import AgentSlots, ToolDone, ToolGate
+from kimi_ray.agent.turn_ends import REPEATED
 from kimi_ray.tools.contract import ToolOutput
 
 NAME = "repeated_calls"

@@ -297,11 +297,11 @@ class PermissionDecided(Payload):
 
     call_id: str
     decision: str
-    """``allow``, ``deny``, or ``cancelled``: the turn ended before somebody answered."""
+    """``allow``, ``deny``, or ``cancelled``: the turn ended, or its host was lost, before somebody answered."""
     rule: str | None = None
     """The rule that decided; with ``scope`` the call that is allowed from here on."""
     by: str | None = None
-    """``rule``, ``session``, ``default``, ``git``, ``user``, ``nobody``, ``mode``, ``turn``."""
+    """``rule``, ``session``, ``default``, ``git``, ``user``, ``nobody``, ``mode``, ``turn``, ``host``."""
     scope: str | None = None
     """``session``: also all further calls like it."""
     feedback: str | None = None

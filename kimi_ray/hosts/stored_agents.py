@@ -10,8 +10,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord, fold_stored
-from kimi_ray.agent.loop import stop_of
 from kimi_ray.agent.told import told as told_result
+from kimi_ray.agent.turn_ends import stop_of
 from kimi_ray.errors import StoreError
 from kimi_ray.events import type_key
 from kimi_ray.hosts.specs import LogEntry, Outcome, PromptResult

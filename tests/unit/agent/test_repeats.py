@@ -10,9 +10,9 @@ import pytest
 
 from kimi_ray.agent.repeats import STOP_AT, RepeatedCalls
 from kimi_ray.agent.slots import ToolGate
-from kimi_ray.session import turn_reason
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.runs import status_of
+from kimi_ray.session import turn_reason
 from kimi_ray.tools.contract import Accesses
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe

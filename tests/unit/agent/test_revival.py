@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kimi_ray.agent.revival import LOST
 from kimi_ray.events import SessionEvent
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.log import interrupted_turn_closers
@@ -158,3 +159,47 @@ async def test_a_continued_turn_that_had_ended_before_the_next_crash_is_not_run_
         assert ended == {"p0": ("completed", 1), "p1": ("completed", 1)}
         if lost_behind == cut:
             assert (await second.result("p0")).result.text == "revived"
+
+
+async def test_questions_and_hooks_of_a_lost_life_are_closed_once_and_before_the_turn() -> None:
+    probe = Probe()
+    probe.release.clear()
+    before = AgentBench([Step(tool_calls=(ToolCall("Probe", "{}", "c1"),))], tools=(probe,))
+    hook = {"event": "PreToolUse", "command": "guard", "about": "c1"}
+    told = before.journal.append("hook/invoked", {**hook, "about": "c0"})
+    before.journal.append("hook/result", {**hook, "about": "c0", "invoked": told.seq, "blocked": False})
+    for call_id in ("c0", "c1"):
+        before.journal.append(
+            "permission/asked", {"call_id": call_id, "name": "Probe", "about": "x", "by": "mode", "wait_s": 9.0}
+        )
+    before.journal.append("permission/decided", {"call_id": "c0", "decision": "allow", "by": "user"})
+    before.submit("go")
+    await probe.started.wait()
+    open_hook = before.journal.append("hook/invoked", hook)
+    lost = before.events
+    await before.agent.close()
+
+    bench = AgentBench(["on"], tools=(Probe(),), events=lost)
+    bench.agent.revive()
+    await _settled(bench)
+    new = [event.type for event in bench.events[len(lost) :]]
+    assert new[:3] == ["permission/decided", "hook/result", "tool/result"] and new.count("turn/end") == 1
+    assert bench.of("permission/decided")[-1] == {"call_id": "c1", "decision": "cancelled", "by": "host"}
+    assert bench.of("hook/result")[-1] == {**hook, "invoked": open_hook.seq, "blocked": False, "error": LOST}
+
+    again = AgentBench([], tools=(Probe(),), events=bench.events)
+    again.agent.revive()
+    await _settled(again)
+    assert len(again.events) == len(bench.events)
+
+
+async def test_what_was_open_before_the_first_life_of_a_log_stays_as_it_is() -> None:
+    before = AgentBench([])
+    before.journal.append("hook/invoked", {"event": "Stop", "command": "elsewhere"})
+    before.journal.append(
+        "permission/asked", {"call_id": "c1", "name": "Probe", "about": "x", "by": "mode", "wait_s": 9.0}
+    )
+    before.journal.append("runtime/activated", {"host": "h", "epoch": 1})
+    bench = AgentBench([], events=before.events)
+    bench.agent.revive()
+    assert len(bench.events) == len(before.events)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from kimi_ray.agent.revival import LOST
 from kimi_ray.errors import ConfigError, ToolError
 from kimi_ray.events import CORE, SessionEvent
 from kimi_ray.features.permissions import Approval
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.session_handle import Session
 from kimi_ray.settings import Profile, Workdir
-from tests.unit.runtime_fixtures import running
+from tests.unit.runtime_fixtures import cluster_of, hosts_of, running
 
 WORKER = Profile(name="worker", tools=("Read", "Write", "Bash"))
 MAKE = Step.call("Bash", {"command": "echo made >> made"})
@@ -241,3 +242,35 @@ async def test_what_is_no_mode_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             await session.main.set_permission_mode("careful")  # type: ignore[arg-type]
         assert await modes(session) == []
+
+
+async def test_what_a_lost_host_left_open_is_closed_when_its_agent_comes_back(tmp_path: Path) -> None:
+    hooks = [
+        {"event": "PermissionRequest", "command": "sleep 300", "timeout_s": 300.0},
+        {"event": "PreToolUse", "command": "true"},
+    ]
+    config = {"permission_mode": "manual", "permission_wait_s": 60.0, "hooks": hooks}
+    async with running(tmp_path, **config) as (runtime, stage, model):
+        workspace = runtime.workspace(tmp_path / "work")
+        session = await workspace.create_session(
+            model=model, profile=WORKER, workdir=Workdir.shared(str(tmp_path / "work"))
+        )
+        stage.faults["go"] = [MAKE]
+        handle = await session.main.submit("go")
+        waiting = await question(session)
+        async with asyncio.timeout(10):
+            while [event.type for event in await events_of(session)].count("hook/invoked") < 2:
+                await asyncio.sleep(0.01)
+        for host in await hosts_of(runtime, "agents"):
+            cluster_of(runtime).kill_host(host)
+        assert (await handle.result(40)).state == "failed"
+        assert await session.approvals() == []
+        events = await events_of(session)
+    assert [event.data for event in events if event.type == "permission/decided"] == [
+        {"call_id": waiting.call_id, "decision": "cancelled", "by": "host"}
+    ]
+    invoked = [event.seq for event in events if event.type == "hook/invoked"]
+    ends = [event.data for event in events if event.type == "hook/result"]
+    assert [end["invoked"] for end in ends] == invoked
+    assert [end.get("error") for end in ends] == [None, LOST]
+    assert (tmp_path / "work" / "made").exists() is False
