@@ -6,6 +6,7 @@ not the recorded one. What may enter: reading recordings, and what compares with
 reaches a model.
 """
 
+from kimi_ray.replay.answers import answers_of, recorded_answers
 from kimi_ray.replay.options import ReplayOptions, ToolMode
 from kimi_ray.replay.rebuild import RecordedAgent, RecordedRequest, RecordedSession, rebuild_session
 from kimi_ray.replay.recording import RecordedTurn, Recording
@@ -27,8 +28,10 @@ __all__ = [
     "ReplayOptions",
     "ReplayReport",
     "ToolMode",
+    "answers_of",
     "load_recording",
     "rebuild_session",
+    "recorded_answers",
     "replay_agents",
     "replay_session",
 ]

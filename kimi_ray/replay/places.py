@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from kimi_ray.errors import ConfigError
 from kimi_ray.ids import is_path_safe_id
@@ -26,7 +27,7 @@ def find_place(path: str | os.PathLike[str]) -> tuple[str, str, str | None]:
     """
     place = Path(path).expanduser().absolute()
     if (place / MANIFEST).is_file():
-        config = read_manifest(place).get("config") or {}
+        config: dict[str, Any] = read_manifest(place).get("config") or {}
         rows = [*read_rows(place), *read_attempts(place)]
         ids = [str(row.session_id) for row in rows if row.session_id]
         home = config.get("home")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from dishka import AsyncContainer
@@ -27,7 +28,7 @@ from kimi_ray.events import SessionEvent, thaw
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.chat import ChatRequest, Chunk, ToolSpec
 from kimi_ray.llm.header import describe_request
-from kimi_ray.llm.recorded import RecordedAnswer
+from kimi_ray.replay.answers import answer_of
 from kimi_ray.replay.difference import Found
 from kimi_ray.replay.injection import put_entry
 from kimi_ray.replay.judge import Judge
@@ -116,6 +117,9 @@ class AgentPlayer:
             slots.request_failed.register("replay", self._after_failure)
             slots.tool_done.register("replay", self._after_call)
             self._journal.log.observe(self._follow)
+            observe = self._options.observe
+            if observe is not None:
+                self._journal.log.observe(partial(observe, self._stream))
             self._judge.advance(len(recording.seed))
             for turn in recording.turns:
                 await self._play_turn(turn)
@@ -244,20 +248,13 @@ class AgentPlayer:
             await _for_ever()
         judge.requests += 1
         self._done = set()
-        cut = not attempt.failed and not attempt.answered
-        answer = RecordedAnswer.of(
-            attempt.content,
-            attempt.response,
-            usage=(attempt.message or {}).get("usage"),
-            retried=attempt.retried,
-            cut=cut,
-        )
+        answer = answer_of(attempt)
         for chunk in answer.chunks():
             yield chunk
         failure = answer.failure()
         if failure is not None:
             raise failure
-        if cut:
+        if answer.cut:
             if step.interrupted:
                 self._signal.stop_step()
             else:
