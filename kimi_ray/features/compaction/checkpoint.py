@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kimi_ray.events import SessionEvent
 from kimi_ray.log.estimate import CHARS_PER_TOKEN, FRAME_TOKENS, content_tokens
 from kimi_ray.log.messages import Message
 
@@ -55,6 +56,14 @@ def checkpoint_message(
     if answers:
         source["answers"] = answers
     return {"id": message_id, "role": "user", "content": content, "source": source}
+
+
+def is_checkpoint(node: SessionEvent) -> bool:
+    """Whether a node of the surface stands for what was compacted."""
+    if node.type != "user/message" or node.replaced is None:
+        return False
+    source: dict[str, Any] = node.data.get("source") or {}
+    return source.get("kind") == SOURCE
 
 
 def users_words(messages: Iterable[Message]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import asyncio
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.errors import KimiRayError
+from kimi_ray.features.compaction.checkpoint import is_checkpoint
 from kimi_ray.features.compaction.compactor import Compactor
 from kimi_ray.features.compaction.context_size import ContextSize
 from kimi_ray.features.compaction.pruner import Pruner
@@ -50,8 +51,7 @@ class CompactionEngine:
         """Inside a turn: prune, then compact until the next request is below the threshold.
 
         Returns:
-            The last compaction, or None when there was none: nothing is due, pruning was enough, or there is nothing
-            that could be compacted.
+            The last compaction, or None when there was none: nothing is due, or pruning was enough.
 
         Raises:
             AgentError: as ``Compactor.compact``; ``compaction.not_enough``.
@@ -66,7 +66,7 @@ class CompactionEngine:
         for _ in range(self.settings.retries + 1):
             found = await self._compact("pressure", self.settings.retained(window), threshold=threshold)
             if found is None:
-                return result
+                break
             result = found
             if self._size.total < threshold:
                 return result
@@ -131,9 +131,12 @@ class CompactionEngine:
     ) -> CompactionResult | None:
         if self._journal.fold.header is None:
             return None
-        span = select_range(list(self._journal.log.surface), self._size.prices(), retain)
+        surface = list(self._journal.log.surface)
+        span = select_range(surface, self._size.prices(), retain)
         if span is None:
             return None
+        if trigger != "overflow" and len(span.seqs) == 1 and is_checkpoint(surface[0]):
+            return None  # it would be a summary of nothing but a summary
         return await self._compactor.compact(span, trigger, instruction=instruction, threshold=threshold)
 
     def _check_free(self) -> None:

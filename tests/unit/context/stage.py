@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -128,8 +129,8 @@ def bare(request: ChatRequest) -> dict[str, Any]:
     }
 
 
-def rebuilt(events: list[SessionEvent]) -> list[dict[str, Any]]:
-    """Every request that a log tells of, made of the log alone; its blobs must be inline."""
+def rebuilt(events: list[SessionEvent], blobs: dict[str, bytes] | None = None) -> list[dict[str, Any]]:
+    """Every request that a log tells of, made of the log, and of its blobs, alone."""
     log = EventLog.restore(_header(), [])
     header: dict[str, Any] = {}
     spans: dict[str, list[Message]] = {}
@@ -138,9 +139,9 @@ def rebuilt(events: list[SessionEvent]) -> list[dict[str, Any]]:
     def request(messages: list[Message], sampling: Any, model: str, purpose: str) -> dict[str, Any]:
         return {
             "model": model,
-            "system": header.get("system"),
-            "messages": thaw(messages),
-            "tools": [ToolSpec(**tool).to_data() for tool in header.get("tools", [])],
+            "system": _text_of(header.get("system"), blobs or {}),
+            "messages": [_with_texts(thaw(message), blobs or {}) for message in messages],
+            "tools": [ToolSpec(**tool).to_data() for tool in _tools_of(header.get("tools", []), blobs or {})],
             "sampling": Sampling.model_validate(sampling or {}).said(),
             "purpose": purpose,
         }
@@ -163,6 +164,25 @@ def rebuilt(events: list[SessionEvent]) -> list[dict[str, Any]]:
                 derive_messages(log.surface[at] for at in range(first, last + 1))
             )
     return found
+
+
+def _text_of(value: Any, blobs: dict[str, bytes]) -> Any:
+    return blobs[value["$blob"]].decode() if isinstance(value, dict) else value
+
+
+def _tools_of(value: Any, blobs: dict[str, bytes]) -> Any:
+    return json.loads(blobs[value["$blob"]]) if isinstance(value, dict) else value
+
+
+def _with_texts(value: Any, blobs: dict[str, bytes]) -> Any:
+    if isinstance(value, list):
+        return [_with_texts(item, blobs) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$blob" in value:
+        kept = {key: item for key, item in value.items() if key not in ("$blob", "bytes")}
+        return {**kept, "text": blobs[value["$blob"]].decode()}
+    return {key: _with_texts(item, blobs) for key, item in value.items()}
 
 
 def _header() -> Any:

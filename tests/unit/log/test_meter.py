@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from kimi_ray.log import EventLog, TokenMeter, message_tokens, surface_tokens, tokens_of
-from tests.unit.log.scripts import HEADER, SCRIPTS, ask, begin, chunk, end, new_log, play, user
+from kimi_ray.events import encode
+from kimi_ray.log import Counted, EventLog, Measurement, TokenMeter, message_tokens, surface_tokens, tokens_of
+from tests.unit.log.scripts import HEADER, SCRIPTS, ask, begin, chunk, cut, end, new_log, play, step, step_end, user
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,151 @@ def test_forty_thousand_appends_with_a_meter_cost_at_most_half_as_much_again() -
     for some in (early, late):
         assert min(m for _, m in some) <= 1.5 * min(p for p, _ in some)
     assert sum(sorted(m for _, m in late)[:10]) <= 1.5 * sum(sorted(m for _, m in early)[:10])
+
+
+# -- what a server counted -------------------------------------------------------------------------------------------
+
+
+def head(log: EventLog, system: str = "Be brief.", **more: Any) -> None:
+    header = {"provider": "p", "model": "m", "system": system, **more}
+    log.append("request/header", {"header": header, "reason": "initial"})
+
+
+def respond(log: EventLog, attempt: int = 1, *, usage: dict[str, Any] | None = None, **more: Any) -> None:
+    place = {"turn": log.order.open_turn, "step": log.order.open_step, "attempt": attempt}
+    log.append("llm/response", {**place, "usage": usage, "timing": {}, **more} if usage else {**place, "timing": {}})
+
+
+def answer(log: EventLog, text: str, attempt: int | None = 1, **more: Any) -> None:
+    message = {"id": f"a{log.next_seq}", "role": "assistant", "content": [{"type": "text", "text": text}], "source": {}}
+    data = {"turn": log.order.open_turn, "step": log.order.open_step, "message": message, **more}
+    log.append("assistant/message", data | ({} if attempt is None else {"attempt": attempt}), surface="append")
+
+
+def counted(total: int) -> dict[str, Any]:
+    return {"input": total - 40, "cached": 10, "cache_write": 10, "output": 20, "reasoning": 5}
+
+
+def opened() -> tuple[EventLog, TokenMeter]:
+    log = new_log()
+    meter = TokenMeter(log)
+    begin(log)
+    user(log, "abcd" * 10)
+    return log, meter
+
+
+def test_before_anything_was_counted_all_is_estimated_header_included() -> None:
+    log, meter = opened()
+    assert meter.measure() == Measurement(log.next_seq, "none", 0, 18, 18)
+    head(log)
+    tokens = 3 + 4
+    assert meter.measure() == Measurement(log.next_seq, "estimated", tokens, 18, 18)
+    assert meter.total == tokens + 18
+    tools = [{"name": "t", "description": "d", "parameters": {}}]
+    head(log, tools=tools)
+    assert meter.measure().baseline_tokens == tokens + tokens_of(len(encode(tools))) + 4
+    head(log, system={"$blob": "sha256:0", "bytes": 4_000}, tools={"$blob": "sha256:0", "bytes": 400})  # type: ignore[arg-type]
+    assert meter.measure().baseline_tokens == 1_004 + 104
+
+
+def test_what_a_server_counted_is_the_base_of_what_comes_and_goes_behind_it() -> None:
+    log, meter = opened()
+    head(log)
+    respond(log, usage=counted(500))
+    answer(log, "abcd")
+    assert meter.measure() == Measurement(log.next_seq, "usage", 500, 0, 18 + 9)
+    user(log, "abcd")
+    assert meter.total == 509
+    seqs = log.surface.seqs
+    user(log, "ab", surface={"replace": [seqs[0], seqs[1]]}, sources=seqs[:2])
+    assert meter.total == 509 - 27 + 9
+    end(log)
+    cut(log, log.surface.seqs[0], log.surface.seqs[-1], log.surface.seqs)
+    assert meter.measure() == Measurement(log.next_seq, "usage", 500, -27, 0)
+
+
+def test_the_size_is_never_below_nothing() -> None:
+    log, meter = opened()
+    head(log)
+    user(log, "x" * 400)
+    respond(log, usage=counted(80))
+    answer(log, "abcd")
+    end(log)
+    cut(log, log.surface.seqs[0], log.surface.seqs[-1], log.surface.seqs)
+    assert meter.measure().surface_delta_tokens < -80 and meter.total == 0
+
+
+@pytest.mark.parametrize(
+    ("usage", "kind"),
+    [
+        ({**counted(500), "estimated": True}, "estimated"),
+        ({"input": 0, "output": 0}, "estimated"),
+        (None, "estimated"),
+        (counted(41), "usage"),
+        ({"input": 5, "output": 5}, "estimated"),  # less than half of the estimate: something is left out
+        ({"input": 30, "output": 5}, "usage"),
+    ],
+)
+def test_what_is_believed(usage: dict[str, Any] | None, kind: str) -> None:
+    log, meter = opened()
+    head(log)
+    respond(log, usage=usage)
+    answer(log, "abcd")
+    assert meter.measure().baseline_kind == kind
+
+
+def test_only_the_answer_of_the_attempt_that_was_counted_is_its_answer() -> None:
+    log, meter = opened()
+    head(log)
+    respond(log, 1, usage=counted(500), error={"code": "provider.server"})
+    answer(log, "abcd", 1)
+    assert meter.measure().baseline_kind == "estimated"
+    respond(log, 2, usage=counted(500))
+    answer(log, "abcd", 3)
+    assert meter.measure().baseline_kind == "estimated"
+    respond(log, 4, usage=counted(500))
+    answer(log, "abcd", 4, interrupted=True)
+    assert meter.measure().baseline_kind == "estimated"
+    answer(log, "abcd", None, usage=counted(600))  # an imported log has it in the message
+    assert meter.measure().baseline_tokens == 600
+
+
+def test_with_another_header_all_is_estimated_anew_and_with_the_same_nothing_changes() -> None:
+    log, meter = opened()
+    head(log)
+    respond(log, usage=counted(500))
+    answer(log, "abcd")
+    head(log)
+    assert meter.measure().baseline_kind == "usage"
+    head(log, "Be verbose.")
+    assert meter.measure().baseline_kind == "estimated"
+
+
+def test_a_resumed_meter_takes_up_what_was_counted_unless_something_was_replaced_behind_it() -> None:
+    log, meter = opened()
+    known, header = Counted(), {"provider": "p", "model": "m", "system": "Be brief."}
+
+    def follow(event: Any) -> None:
+        if event.type == "llm/response":
+            known.response(event.data)
+        elif event.type == "assistant/message":
+            known.message(event)
+
+    log.observe(follow)
+    head(log)
+    respond(log, usage=counted(500))
+    answer(log, "abcd")
+    user(log, "abcd" * 4)
+    assert TokenMeter(log, header=header, counted=known).measure() == meter.measure()
+    late = TokenMeter(log, header=header, counted=known)
+    seqs = log.surface.seqs
+    user(log, "ab", surface={"replace": [seqs[0], seqs[0]]}, sources=seqs[:1])
+    assert late.measure().baseline_kind == "estimated"
+    assert TokenMeter(log, header=header, counted=known).measure().baseline_kind == "estimated"
+    step_end(log)
+    step(log)
+    respond(log, usage=counted(700))
+    answer(log, "abcd")
+    assert late.measure() == TokenMeter(log, header=header, counted=known).measure() == meter.measure()
+    known.forget()
+    assert TokenMeter(log, header=header, counted=known).measure().baseline_kind == "estimated"
