@@ -200,6 +200,8 @@ class ToolOutput:
 
     ``content`` is text, or a list of content blocks. ``meta`` is JSON kept in the log and not shown to the model.
     ``bounded``: the tool keeps its results short by itself and says what it left out; the model sees all of it.
+    ``stop_batch``: later calls of the same answer that have not started are not (``tool.not_started``); those that
+    must not have started by then are kept waiting by the call's ``accesses``.
     """
 
     content: str | list[dict[str, Any]]
@@ -208,6 +210,7 @@ class ToolOutput:
     exit_code: int | None = None
     meta: dict[str, Any] | None = None
     bounded: bool = False
+    stop_batch: bool = False
 
 
 class Tool(Protocol):

@@ -103,7 +103,8 @@ async def run_calls(
     """Run all calls and commit all results.
 
     When ``cancelled`` is set nothing more starts (``tool.not_started``), what runs has ``grace_s`` seconds to end by
-    itself and is then cancelled (``tool.cancelled``). When this coroutine is cancelled the same happens without
+    itself and is then cancelled (``tool.cancelled``). Behind a call whose output says ``stop_batch`` nothing starts any
+    more (``tool.not_started``). When this coroutine is cancelled the same happens without
     grace, the results are committed, and the cancellation goes on.
 
     Args:
@@ -183,8 +184,15 @@ class _Batch:
     def collect(self) -> None:
         for task in [task for task in self.running if task.done()]:
             index = self.running.pop(task)
-            self._outputs[index] = _CANCELLED if task.cancelled() else task.result()
+            self._outputs[index] = output = _CANCELLED if task.cancelled() else task.result()
+            if isinstance(output, ToolOutput) and output.stop_batch:  # pyright: ignore[reportUnnecessaryIsInstance]  of a user's tool
+                self._skip(behind=index)
         self._commit_ready()
+
+    def _skip(self, *, behind: int) -> None:
+        for index in [index for index in self._waiting if index > behind]:
+            self._waiting.remove(index)
+            self._outputs[index] = _SKIPPED
 
     def give_up_waiting(self) -> None:
         for index in self._waiting:
@@ -226,6 +234,11 @@ async def _outcome(call: ScheduledCall) -> ToolOutput:
 
 _NOT_STARTED = ToolOutput(
     "The call was not started: it was cancelled first.", is_error=True, error_code="tool.not_started"
+)
+_SKIPPED = ToolOutput(
+    "The call was not started: an earlier call of the same answer ended them. Make it again if it is still needed.",
+    is_error=True,
+    error_code="tool.not_started",
 )
 _CANCELLED = ToolOutput(
     "The call was cancelled while it ran; what it did until then may have had effects.",

@@ -11,7 +11,7 @@ from kimi_ray.agent.slots import ToolDone, ToolGate
 from kimi_ray.errors import ToolError
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.tools import ToolOutput
-from kimi_ray.tools.contract import Accesses
+from kimi_ray.tools.contract import Accesses, ToolContext
 from tests.unit.agent.bench import AgentBench
 from tests.unit.agent.test_turns import Probe
 
@@ -280,3 +280,26 @@ async def test_a_cancelled_batch_drains_what_runs_and_starts_nothing_more() -> N
         ("c", "tool.not_started"),
     ]
     assert [data["call_id"] for data in bench.of("tool/call")] == ["a"]
+
+
+async def test_behind_a_call_that_ends_them_the_calls_of_an_answer_are_told_so_and_the_turn_goes_on() -> None:
+    class Moves(Probe):
+        name = "Moves"
+
+        def accesses(self, arguments: dict[str, object]) -> Accesses:
+            return Accesses.all()
+
+        async def run(self, arguments: dict[str, object], context: ToolContext) -> ToolOutput:
+            return ToolOutput("moved", stop_batch=True)
+
+    probe = Probe()
+    step = Step(tool_calls=(ToolCall("Probe", "{}", "a"), ToolCall("Moves", "{}", "b"), ToolCall("Probe", "{}", "c")))
+    bench = AgentBench([step, "done"], tools=(probe, Moves()))
+    bench.submit("go")
+    assert (await bench.result()).result.text == "done"
+    assert [(call_id, code) for call_id, _, code in results(bench)] == [
+        ("a", None),
+        ("b", None),
+        ("c", "tool.not_started"),
+    ]
+    assert len(probe.calls) == 1 and [data["call_id"] for data in bench.of("tool/call")] == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from typing import Any
 
@@ -344,3 +345,38 @@ def test_any_batch(wanted: list[Accesses], places: int, rng: random.Random, stop
         assert len(set(stage.started)) == len(stage.started)
 
     asyncio.run(scenario())
+
+
+class Ends(Stage):
+    """A stage whose call of one index ends those behind it."""
+
+    def __init__(self, at: int, *accesses: Accesses) -> None:
+        super().__init__(*accesses)
+        self.at = at
+
+    async def _call(self, index: int) -> ToolOutput:
+        return dataclasses.replace(await super()._call(index), stop_batch=index == self.at)
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_behind_a_call_that_ends_the_batch_nothing_starts(at: int) -> None:
+    stage = Ends(at, *[Accesses.all()] * 4)
+    for release in stage.release:
+        release.set()
+    await asyncio.wait_for(stage.run(), 5)
+    assert stage.started == list(range(at + 1)) and stage.order == [0, 1, 2, 3]
+    assert stage.codes == [None] * (at + 1) + ["tool.not_started"] * (3 - at)
+
+
+async def test_what_runs_beside_a_call_that_ends_the_batch_runs_on_and_what_is_before_it_starts() -> None:
+    # 0 runs long and writes a; 1 waits for it; 2 ends the batch; 3 runs beside; 4 waits for a too
+    stage = Ends(2, Accesses.writes("a"), Accesses.writes("a"), Accesses.none(), Accesses.none(), Accesses.reads("a"))
+    running = stage.run()
+    await settled(lambda: stage.running == {0, 2, 3})
+    stage.release[2].set()
+    await settled(lambda: stage.running == {0, 3})
+    for release in stage.release:
+        release.set()
+    await asyncio.wait_for(running, 5)
+    assert stage.started == [0, 2, 3, 1] and stage.order == [0, 1, 2, 3, 4]
+    assert stage.codes == [None] * 4 + ["tool.not_started"]
