@@ -2,8 +2,8 @@
 
 ``EventLog`` is the only way an event comes to be. ``surface``, ``order`` and ``messages`` are folds over a log;
 ``meter`` says how large the next request is, ``pruning``, ``compaction_range`` and ``undo_span`` what may leave the
-surface; ``repair`` and ``inheritance`` compute closing events, ``slicing`` says where a log can be cut. What may enter:
-pure state over many events. What may not: files, tasks, waiting.
+surface; ``repair`` and ``inheritance`` compute closing events, ``slicing`` says where a log can be cut, ``projections``
+keeps the states of any folds. What may enter: pure state over many events. What may not: files, tasks, waiting.
 """
 
 from kimi_ray.log.compaction_range import PricedNode, Span, select_range, span_between
@@ -13,6 +13,8 @@ from kimi_ray.log.inheritance import inherited_closers
 from kimi_ray.log.messages import Message, complete_tools, derive, derive_messages, message_text, tool_message
 from kimi_ray.log.meter import Counted, Measurement, TokenMeter, event_tokens, surface_prices, surface_tokens
 from kimi_ray.log.order import Order
+from kimi_ray.log.projection_units import TodosProjection, ToolsProjection, UsageProjection
+from kimi_ray.log.projections import Projection, Projections, Snapshot
 from kimi_ray.log.pruning import PruneRule, pruned
 from kimi_ray.log.repair import closing_events, interrupted_turn_closers
 from kimi_ray.log.slicing import WHOLE, ChildPosition, LogScanner, LogSlice, Where, slice_log
@@ -32,12 +34,18 @@ __all__ = [
     "Message",
     "Order",
     "PricedNode",
+    "Projection",
+    "Projections",
     "PruneRule",
+    "Snapshot",
     "Span",
     "Surface",
     "SurfacePlan",
+    "TodosProjection",
     "TokenMeter",
+    "ToolsProjection",
     "UndoSpan",
+    "UsageProjection",
     "Where",
     "closing_events",
     "complete_tools",

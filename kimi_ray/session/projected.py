@@ -1,0 +1,84 @@
+"""Projections of stored logs: only what a checkpoint has not seen is read; one that is stale costs a whole read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kimi_ray.errors import LogError
+from kimi_ray.events import SessionEvent
+from kimi_ray.log.projection_units import TodosProjection, ToolsProjection, UsageProjection
+from kimi_ray.log.projections import Projection, Projections
+from kimi_ray.session.log_reader import PAGE_BYTES, PAGE_EVENTS, LogReader
+from kimi_ray.session.prompt_text import last_prompt, title_from_prompt
+from kimi_ray.store.seam import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class TitleProjection:
+    """The title that the first prompt with words suggests, redacted as in a session's document; None until there is."""
+
+    key: str = "title"
+    version: int = 1
+    types: frozenset[str] = frozenset({"prompt/submitted"})
+
+    def start(self) -> None:
+        """See ``Projection``."""
+
+    def apply(self, state: str | None, event: SessionEvent) -> str | None:
+        """See ``Projection``."""
+        content = event.data["content"]
+        if state is not None or not isinstance(content, list | tuple):
+            return state
+        return title_from_prompt(last_prompt(content))  # pyright: ignore[reportUnknownArgumentType]
+
+
+STANDARD_PROJECTIONS: tuple[Projection, ...] = (
+    UsageProjection(),
+    TodosProjection(),
+    TitleProjection(),
+    ToolsProjection(),
+)
+"""Usage, todos, title, tool statistics."""
+
+
+async def project(
+    reader: LogReader,
+    stream: Stream,
+    units: Iterable[Projection] = STANDARD_PROJECTIONS,
+    rows: Mapping[str, Any] | None = None,
+) -> Projections:
+    """Fold a log as far as it is stored now.
+
+    Args:
+        reader: The store, or ``ColdReader`` of an open home.
+        stream: The log.
+        units: What to fold.
+        rows: An earlier ``checkpoint()`` to go on from. It is a cache: one that cannot be used is passed over.
+
+    Returns:
+        The projections at the end of the log: ``snapshot()`` for the values, ``checkpoint()`` to keep.
+
+    Raises:
+        StoreError: ``store.not_found``, ``store.corrupt``; LogError: ``log.*``.
+    """
+    known = tuple(units)
+    try:
+        return await _fold(reader, stream, Projections(known, rows))
+    except LogError as error:
+        if error.code != "log.stale_checkpoint":
+            raise
+        return await _fold(reader, stream, Projections(known))
+
+
+async def _fold(reader: LogReader, stream: Stream, found: Projections) -> Projections:
+    end: int | None = None
+    while end is None or found.next_seq < end:
+        page = await reader.read_from(stream, found.next_seq, PAGE_EVENTS, PAGE_BYTES)
+        end = page.next_seq if end is None else end
+        if not page.lines:
+            break
+        found.feed(page.lines[: end - found.next_seq])
+    found.snapshot()  # says that the log has lost its end, if it has
+    return found
