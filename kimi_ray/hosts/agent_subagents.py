@@ -48,7 +48,7 @@ _END_S = 10.0
 
 
 class AgentSubagents:
-    """See ``Subagents``.
+    """``Subagents`` on an agent's host.
 
     Args:
         spec: The caller.
@@ -289,23 +289,13 @@ class SubagentServices(Provider):
         yield courier
         await courier.close()
 
+    children = provide(AgentSubagents, scope=LifecycleScope.AGENT)
+
     @provide(scope=LifecycleScope.AGENT)
-    async def subagents(
-        self,
-        spec: AgentSpec,
-        journal: Journal,
-        slots: AgentSlots,
-        workdir: PreparedWorkdir,
-        features: Features,
-        config: RuntimeConfig,
-        cluster: Cluster,
-        courier: Courier,
-        in_use: ModelInUse,
-    ) -> AsyncIterator[Subagents]:
+    async def subagents(self, children: AgentSubagents) -> AsyncIterator[Subagents]:
         """The agent's children."""
-        subagents = AgentSubagents(spec, journal, slots, workdir, features, config, cluster, courier, in_use)
-        yield subagents
-        await subagents.close()
+        yield children
+        await children.close()
 
 
 async def _link(signal: asyncio.Event, stop: asyncio.Event) -> None:
