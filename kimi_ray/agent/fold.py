@@ -154,6 +154,7 @@ class AgentFold:
     _turn_text: str = ""
     _turn_message_seq: int | None = None
     _turn_started: int = 0
+    _turn_estimated: bool = False
     keep_turns: int = 1024
 
     def apply(self, event: SessionEvent) -> None:
@@ -254,6 +255,7 @@ class AgentFold:
         self._turn_text = ""
         self._turn_message_seq = None
         self._turn_started = event.time
+        self._turn_estimated = False
 
     def _turn_end(self, event: SessionEvent) -> None:
         s, base = self.sums, self._turn_base
@@ -269,7 +271,7 @@ class AgentFold:
             cache_write=s.cache_write - base.cache_write,
             output=s.output - base.output,
             reasoning=s.reasoning - base.reasoning,
-            estimated=True if s.estimated else None,
+            estimated=True if self._turn_estimated else None,
         )
         turn = event.data["turn"]
         self.turns[turn] = TurnRecord(
@@ -327,7 +329,7 @@ class AgentFold:
             s.output += usage.get("output", 0)
             s.reasoning += usage.get("reasoning", 0)
             if usage.get("estimated"):
-                s.estimated = True
+                s.estimated = self._turn_estimated = True
 
     def _summary_response(self, event: SessionEvent) -> None:
         self._use(event.data.get("usage"))

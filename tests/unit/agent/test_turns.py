@@ -11,7 +11,7 @@ from kimi_ray.agent.specs import PromptSpec
 from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.llm.models import ModelSettings, Price
 from kimi_ray.llm.script import Step
-from kimi_ray.settings import Limits, Sampling
+from kimi_ray.settings import Limits, Sampling, Usage
 from kimi_ray.tools import ToolOutput
 from kimi_ray.tools.contract import Accesses, ToolContext
 from tests.unit.agent.bench import AgentBench
@@ -467,3 +467,13 @@ async def test_no_end_is_told_before_it_is_durable(how: str) -> None:
     bench.store.disk.set()
     assert (await bench.result(prompt)).result.state == how
     assert bench.agent.outcome(prompt) is not None
+
+
+async def test_the_use_of_a_turn_is_called_estimated_only_if_it_was() -> None:
+    counted = Usage(input=7, output=2)
+    bench = AgentBench([Step("one", usage=counted), "two", Step("three", usage=counted)])
+    bench.submit("a", "b", "c")
+    usages = [(await bench.result(f"p{n}")).result.usage for n in range(3)]
+    assert [usage.estimated for usage in usages] == [None, True, None]
+    assert usages[0] == usages[2] == counted
+    assert bench.journal.fold.sums.usage().estimated
