@@ -287,21 +287,28 @@ class SubagentCalls:
     async def _abort(self, agent_id: str, run_id: str, run: _Run | None) -> None:
         """Whoever waited is gone: the child's turn is cancelled, and the end told."""
         route = run.route if run is not None else self._route_of(agent_id, None)
-        await self._cancel(route)
-        if run is None or run.last is not None or not run.accepted:
-            await self._end(agent_id, run_id, "cancelled", run.last if run is not None else None, None)
-            return
+        try:
+            await self._cancel(route)
+            last = run.last if run is not None else None
+            if run is not None and last is None and run.accepted:
+                last = await self._last_of(route, run_id)
+            await self._end(agent_id, run_id, "cancelled", last, None)
+        finally:
+            if self._by_agent:
+                self._courier.drop(route)
+
+    async def _last_of(self, route: Route, run_id: str) -> Outcome | None:
+        """How a cancelled run ended, if it says so in time."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
-        last: Outcome | None = None
         try:
             async with asyncio.timeout(_CANCEL_S):
-                last = await self._courier.outcome(route, accepted, run_id)
+                return await self._courier.outcome(route, accepted, run_id)
         except TimeoutError:
-            pass
-        await self._end(agent_id, run_id, "cancelled", last, None)
-        if self._by_agent:
-            self._courier.drop(route)
+            return None
+        except KimiRayError as error:
+            self._courier.last_error = error
+            return None  # its log says how far it came: the session reads it there
 
     async def _cancel(self, route: Route) -> None:
         try:

@@ -254,3 +254,31 @@ async def test_large_prompts_of_blocks_are_spread_over_calls_as_texts_are() -> N
         await asyncio.gather(*(entry.accepted for entry in entries))
         assert sorted(count for _, _, count in hosts.calls) == [1, 1, 1]
         assert hosts.accepted[stream(1)] == ["p0", "p1", "p2"]
+
+
+async def test_a_child_whose_caller_goes_before_it_began_leaves_no_route_behind() -> None:
+    from kimi_ray.hosts.subagent_calls import RunWish, SubagentCalls
+
+    ended = asyncio.Event()
+
+    class Session:
+        id = "s"
+
+        async def call(self, method: str, *_args: Any, group: str = "default", timeout_s: float = 5.0) -> Any:
+            if method == "begin_subagent":
+                await asyncio.Event().wait()
+            if method == "end_subagent":
+                ended.set()
+            return "h1"
+
+    async with courier() as (made, _hosts):
+        calls = SubagentCalls(made, Session(), "main", lambda name: None, by_agent=True)  # type: ignore[arg-type,return-value]
+        running = asyncio.create_task(calls.run("agent-1", "do it", RunWish()))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        async with asyncio.timeout(5):
+            await ended.wait()
+            while made._tasks:
+                await asyncio.sleep(0.001)
+        assert not made._routes
