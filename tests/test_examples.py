@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -83,6 +84,19 @@ def test_edit_and_test(tmp_path: Path) -> None:
     assert "exit code 0" in out
     assert out.index("exit code 1") < out.index("Edit") < out.index("exit code 0")
     assert "the original is as it was: True" in out
+
+
+def test_run_picture(tmp_path: Path) -> None:
+    out = run("run_picture.py", "--out", "a run.svg", cwd=tmp_path).splitlines()
+    counts = [line.split()[:3] for line in out[1:3]]
+    assert counts == [["look_up", "ok", "14"], ["look_up", "error", "2"]]
+    assert out[-1] == "8 rollouts, 24 model calls: a run.svg"
+    picture = ElementTree.parse(tmp_path / "a run.svg").getroot()
+    bars = [bar for bar in picture if bar.tag.endswith("rect") and len(bar)]
+    assert len(bars) == 24 + 16 and {bar[0].text.split(",")[0] for bar in bars if bar[0].text} == {"model", "look_up"}
+    assert {"#4c78a8", "#54a24b", "#f58518"} == {bar.get("fill") for bar in bars}
+    labels = [text.text for text in picture if text.tag.endswith("text")]
+    assert "xylem (completed)" in labels
 
 
 def test_all_examples_are_run_here() -> None:
