@@ -12,6 +12,7 @@ from dishka import Provider, provide  # pyright: ignore[reportUnknownVariableTyp
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.model_in_use import ModelInUse
+from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.profiles import BUILTIN, resolve_profile
 from kimi_ray.agent.slots import AgentSlots, ChildEnded, ChildStarting
 from kimi_ray.agent.specs import AgentSpec
@@ -24,7 +25,7 @@ from kimi_ray.agent.subagents import (
     SummaryPolicy,
 )
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.errors import AgentError, KimiRayError, as_error
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster
@@ -60,6 +61,7 @@ class AgentSubagents:
         cluster: Where the caller lives.
         courier: Of this host.
         in_use: The caller's model.
+        notices: Tells of its children's ends.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class AgentSubagents:
         cluster: Cluster,
         courier: Courier,
         in_use: ModelInUse,
+        notices: Notices,
     ) -> None:
         self._spec = spec
+        self._notices = notices
         self._in_use = in_use
         self._journal = journal
         self._slots = slots
@@ -171,12 +175,12 @@ class AgentSubagents:
         try:
             try:
                 text = prompt if prompt is None else await self._prepared(agent_id, prompt)
-            except KimiRayError as error:
-                return SubagentResult(agent_id, "", "failed", error=error.to_data())
+            except Exception as error:  # noqa: BLE001  whatever a handler raises fails what it was asked about
+                return SubagentResult(agent_id, "", "failed", error=as_error(error).to_data())
             wish = RunWish(timeout_s or None, summary, stop, on_started, will_retry)
             result = await self._calls.run(agent_id, text, wish, self._inherited())
             if result.status == "completed" and self._slots.child_ended:
-                await self._slots.child_ended.run(ChildEnded(agent_id, result.profile, result.text))
+                self._notices.tell(self._slots.child_ended, ChildEnded(agent_id, result.profile, result.text))
             return result
         finally:
             if linked is not None:

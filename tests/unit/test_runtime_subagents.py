@@ -25,6 +25,7 @@ from tests.unit.subagent_stage import (
     begin,
     results,
     told,
+    until,
 )
 
 
@@ -285,8 +286,10 @@ async def test_slots_around_a_child(tmp_path: Path) -> None:
         agent_id = await subagents.spawn(subagents.plan())
         await subagents.run(agent_id, "look")
         assert stage.prompt(stage.requests[-1]) == "mind the gap\n\nlook"
+        await until(lambda: len(seen) == 2)
         await subagents.run(agent_id, "more")
         assert stage.prompt(stage.requests[-1]) == "more"
+        await until(lambda: len(seen) == 4)
         assert seen == [
             (agent_id, "coder", "look", True),
             (agent_id, "did mind the gap\n\nlook"),
@@ -301,6 +304,37 @@ async def test_slots_around_a_child(tmp_path: Path) -> None:
         result = await subagents.run(agent_id, "third")
         assert result.status == "failed" and result.error is not None and result.error["code"] == "prompt.blocked"
         assert not result.started and len(stage.requests) == 2
+
+
+async def test_what_handlers_around_a_child_do_costs_nobody_its_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _stage, model):
+        session = await begin(runtime, tmp_path, model)
+        subagents, slots = await Port.of(runtime, session)
+        told_of, hangs = asyncio.Event(), asyncio.Event()
+
+        async def ended(child: ChildEnded) -> None:
+            told_of.set()
+            if child.response == "did hang":
+                await hangs.wait()
+            raise ZeroDivisionError(child.response)
+
+        async def starting(child: ChildStarting) -> None:
+            if child.prompt == "odd":
+                raise ZeroDivisionError("odd")
+
+        slots.child_ended.register("t", ended)
+        slots.child_starting.register("t", starting)
+        agent_id = await subagents.spawn(subagents.plan())
+        async with asyncio.timeout(10):
+            assert (await subagents.run(agent_id, "look")).text == "did look"
+            assert (await subagents.run(agent_id, "hang")).text == "did hang"
+            await told_of.wait()
+            odd = await subagents.run(agent_id, "odd")
+        assert odd.status == "failed" and odd.error is not None and odd.error["code"] == "internal"
+        hangs.set()
+        await session.close()
+        notes = [event.data["text"] async for event in session.main.events() if event.type == "note/added"]
+        assert len(notes) == 2 and all("child_ended failed" in note for note in notes)
 
 
 async def test_children_that_rest_sleep_and_wake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
