@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.errors import KimiRayError, error_from_data
-from kimi_ray.hosts.ports import is_lost
+from kimi_ray.errors import error_from_data
 from kimi_ray.hosts.specs import LogEntry
 from kimi_ray.hosts.stored_agents import read_agent, read_children
 from kimi_ray.ids import new_ulid
@@ -24,9 +23,6 @@ from kimi_ray.store.sharding import shard_of
 
 if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import HostServices, LiveSession
-
-_CALL_S = 60.0
-_TRIES = 4
 
 
 async def fork_agent(
@@ -55,7 +51,7 @@ async def fork_agent(
         KimiRayError: why it cannot be copied.
     """
     source = Stream(live.id, agent_id)
-    await _flushed(services, live, source, model)
+    await live.call_agent(agent_id, "flush", [source], group="store", model=model)  # alive, and all of it durable
     made = await _made_before(services, live, nonce)
     if made is None:
         copy, epoch = await _make(services, live, source, nonce, labels)
@@ -82,20 +78,6 @@ async def fork_agent(
         ]
     )
     return forked
-
-
-async def _flushed(services: HostServices, live: LiveSession, source: Stream, model: ResolvedModel | None) -> None:
-    """The source alive, and all it has appended by now durable."""
-    suspect: str | None = None
-    for attempt in range(_TRIES):
-        host = await live.agent_host(source.agent_id, suspect, model)
-        try:
-            await services.cluster.peer(host).call("flush", [source], timeout_s=_CALL_S, group="store")
-            return
-        except KimiRayError as error:
-            if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                raise
-            suspect = host
 
 
 async def _made_before(

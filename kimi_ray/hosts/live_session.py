@@ -14,7 +14,7 @@ from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.arrivals import Arrivals
-from kimi_ray.hosts.ports import Cluster, Peer, is_lost
+from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost
 from kimi_ray.hosts.reconciling import reconcile
 from kimi_ray.hosts.session_closing import close_session
 from kimi_ray.hosts.session_flush import flush_session
@@ -40,7 +40,7 @@ from kimi_ray.store.seam import Document, Stream
 MAIN = "main"
 _PING_S = 2.0
 _FLUSH_S = 60.0
-_TRIES = 3
+_TRIES = 4
 _IN_SWARM_S = 30.0
 _IN_SWARM_PAUSE_S = 0.05
 
@@ -214,6 +214,32 @@ class LiveSession:
             retryable=True,
         )
 
+    async def call_agent(
+        self,
+        agent_id: str,
+        method: str,
+        *args: Any,
+        group: Group,
+        timeout_s: float = _FLUSH_S,
+        model: ResolvedModel | None = None,
+        directly: bool = True,
+    ) -> Any:
+        """Call the host of an agent for something that may be asked twice; it is brought to life where needed.
+
+        Raises:
+            KimiRayError: what the host raised, or why the agent cannot be brought to life (``agent_host``).
+        """
+        suspect: str | None = None
+        for attempt in range(_TRIES):
+            host = await self.agent_host(agent_id, suspect, model, directly=directly)
+            try:
+                return await self.services.cluster.peer(host).call(method, *args, timeout_s=timeout_s, group=group)
+            except KimiRayError as error:
+                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
+                    raise
+                suspect = host
+        raise AssertionError
+
     async def look_after(self) -> None:
         """Bring back agents whose hosts were lost meanwhile; of main's failure the caller hears.
 
@@ -234,22 +260,11 @@ class LiveSession:
     async def set_model(self, agent_id: str, model: ResolvedModel) -> None:
         """Another model from the agent's next turn on; an agent that is lost later comes back with it."""
         self._models[model.name] = model
-        suspect: str | None = None
-        for attempt in range(_TRIES):
-            host = await self.agent_host(agent_id, suspect, model)
-            try:
-                await self.services.cluster.peer(host).call(
-                    "set_model", Stream(self.id, agent_id), model, self.spec.nonce, timeout_s=_FLUSH_S, group="control"
-                )
-            except KimiRayError as error:
-                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                    raise
-                suspect = host
-                continue
-            agent = self.agents.get(agent_id)
-            if agent is not None:
-                agent.spec = replace(agent.spec, model=model)
-            return
+        stream = Stream(self.id, agent_id)
+        await self.call_agent(agent_id, "set_model", stream, model, self.spec.nonce, group="control", model=model)
+        agent = self.agents.get(agent_id)
+        if agent is not None:
+            agent.spec = replace(agent.spec, model=model)
 
     async def next_numbers(self, count: int) -> range:
         """``count`` agent numbers that were never used and never will be again."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
 
 _ASK_S = 10.0
-_TRIES = 3
 
 
 class PermissionCalls:
@@ -76,18 +75,8 @@ async def mode_of(live: LiveSession, agent_id: str) -> PermissionModeName | None
     Raises:
         KimiRayError: it cannot be reached, or not be brought to life.
     """
-    suspect: str | None = None
-    for attempt in range(_TRIES):
-        host = await live.agent_host(agent_id, suspect, None)
-        stream = Stream(live.id, agent_id)
-        try:
-            peer = live.services.cluster.peer(host)
-            return await peer.call("permission_mode", stream, timeout_s=_ASK_S, group="control")
-        except KimiRayError as error:
-            if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                raise
-            suspect = host
-    raise AssertionError
+    stream = Stream(live.id, agent_id)
+    return await live.call_agent(agent_id, "permission_mode", stream, group="control", timeout_s=_ASK_S)
 
 
 async def approvals_of(cluster: Cluster, session_id: str) -> list[Approval]:

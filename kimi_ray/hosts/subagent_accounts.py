@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 _CALL_S = 5.0
-_TRIES = 4
 
 
 class SubagentAccounts:
@@ -156,18 +155,10 @@ class SubagentAccounts:
         return limits if counts else None
 
     async def _totals(self, agent_id: str) -> AgentTotals:
-        live, suspect = self._live, None
-        for attempt in range(_TRIES):
-            host = await live.agent_host(agent_id, suspect, None, directly=False)
-            try:
-                return await live.services.cluster.peer(host).call(
-                    "totals", Stream(live.id, agent_id), timeout_s=_CALL_S, group="control"
-                )
-            except KimiRayError as error:
-                if attempt == _TRIES - 1 or not (is_lost(error.code) or error.code == "agent.not_found"):
-                    raise
-                suspect = host
-        raise AssertionError
+        stream = Stream(self._live.id, agent_id)
+        return await self._live.call_agent(
+            agent_id, "totals", stream, group="control", timeout_s=_CALL_S, directly=False
+        )
 
 
 def _reached(limits: Limits, used: Spent) -> AgentError | None:
