@@ -7,6 +7,7 @@ between, main is brought back and what its log already has is not written again.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -142,15 +143,22 @@ class SessionLog:
         if seq is None or not self._pending:
             return
         peer = self._peer()
-        found: set[bytes] = set()
+        found = Counter[bytes]()
         while True:
             page: EventPage = await peer.call(
                 "read_events", self._stream, seq, _READ_EVENTS, _READ_BYTES, 0.0, timeout_s=_CALL_S, group="wait"
             )
             for line in page.lines:
                 event: dict[str, Any] = from_json(line)
-                found.add(to_json([event["type"], event["data"]]))
+                found[to_json([event["type"], event["data"]])] += 1
             if not page.lines or page.first_seq + len(page.lines) >= page.next_seq:
                 break
             seq = page.first_seq + len(page.lines)
-        self._pending = [entry for entry in self._pending if to_json([entry.type, entry.data]) not in found]
+        left: list[LogEntry] = []
+        for entry in self._pending:
+            said = to_json([entry.type, entry.data])
+            if found[said]:
+                found[said] -= 1
+            else:
+                left.append(entry)
+        self._pending = left

@@ -131,3 +131,26 @@ async def test_close_does_not_wait_for_the_spacing() -> None:
     began = time.monotonic()
     await log.close()
     assert time.monotonic() - began < 5 and main.written() == [1]
+
+
+async def test_of_two_equal_entries_of_which_one_was_kept_the_other_is_written_again() -> None:
+    main = Main()
+    log = log_of(main, spacing_s=60.0)
+    log.add(entries(1))
+    await log.flush()
+    log.add(entries(7, 7, 8))
+    call = main.call
+
+    async def torn(method: str, *args: Any, timeout_s: float, group: str = "default") -> Any:
+        answer = await call(method, *args, timeout_s=timeout_s, group=group)
+        if method == "record":
+            main.call = call  # type: ignore[method-assign]
+            del main.lines[3:]  # the power went behind the first of them
+            main.durable = 3
+            raise RuntimeFault("gone", code="infra.actor_died")
+        return answer
+
+    main.call = torn  # type: ignore[method-assign]
+    await log.flush()
+    assert main.written() == [1, 7, 7, 8]
+    await log.close()
