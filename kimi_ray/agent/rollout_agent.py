@@ -9,11 +9,9 @@ to go on from: a revival closes its prompts as interrupted, and the swarm begins
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
 import traceback
-from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from kimi_ray.agent.limits import limit_error
@@ -26,6 +24,7 @@ from kimi_ray.log import Message
 from kimi_ray.tools.carried import CarriedTool
 from kimi_ray.tools.output_schema import problems_of
 from kimi_ray.tools.results import storable
+from kimi_ray.user_threads import call_in_thread
 
 GRACE_S = 5.0
 """What a function has to end once it is cancelled; then the rollout ends without it."""
@@ -257,23 +256,7 @@ async def _call(function: Any, context: RolloutContext, name: str) -> tuple[Base
 
 
 async def _in_thread(function: Any, context: RolloutContext, name: str) -> Any:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[BaseException | None, Any]] = loop.create_future()
-
-    def tell(outcome: tuple[BaseException | None, Any]) -> None:
-        if not ended.done():
-            ended.set_result(outcome)
-
-    def work(variables: contextvars.Context) -> None:
-        try:
-            outcome = None, variables.run(function, context)
-        except BaseException as error:  # noqa: BLE001  not through the future: it may be a StopIteration or SystemExit
-            outcome = error, None
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            loop.call_soon_threadsafe(tell, outcome)
-
-    # a daemon: a function that never ends must not keep the process from ending
-    threading.Thread(target=work, args=(contextvars.copy_context(),), name=f"rollout {name}", daemon=True).start()
+    ended = call_in_thread(partial(function, context), f"rollout {name}")
     try:
         failure, value = await asyncio.shield(ended)
     except asyncio.CancelledError:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any, cast, overload
 
 from kimi_ray.cancelling import ends_this_task
@@ -19,6 +17,7 @@ from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
 from kimi_ray.tools.results import error_output, value_output
 from kimi_ray.tools.schema import validate
 from kimi_ray.tools.signature import Function, read_signature
+from kimi_ray.user_threads import call_in_thread, raisable
 
 AccessRule = Accesses | Callable[[dict[str, Any]], Accesses] | None
 
@@ -128,43 +127,17 @@ class FunctionTool:
             self._loop, self._places = loop, asyncio.Semaphore(self._max_threads)
         places = self._places
         await places.acquire()
-        ended: asyncio.Future[tuple[Exception | SystemExit | None, Any]] = loop.create_future()
-
-        def tell(outcome: tuple[Exception | SystemExit | None, Any]) -> None:
-            places.release()  # only now: a thread that nobody waits for any more still counts
-            if not ended.done():
-                ended.set_result(outcome)
-
-        def work(context: contextvars.Context) -> None:
-            outcome = _caught(context, self.function, values)
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                loop.call_soon_threadsafe(tell, outcome)
-
-        # a daemon, unlike the threads of an executor: a function that never ends must not keep the program from ending
-        thread = threading.Thread(
-            target=work, args=(contextvars.copy_context(),), name=f"tool-{self.name}", daemon=True
-        )
         try:
-            thread.start()
+            ended = call_in_thread(partial(self.function, **values), f"tool-{self.name}")
         except RuntimeError:
             places.release()
             raise
-        failed, outcome = await ended
+        # only then: a thread that nobody waits for any more still counts
+        ended.add_done_callback(lambda _: places.release())
+        failed, outcome = await asyncio.shield(ended)
         if failed is not None:
-            raise failed
+            raise raisable(failed)
         return outcome
-
-
-def _caught(
-    context: contextvars.Context, function: Function, values: dict[str, Any]
-) -> tuple[Exception | SystemExit | None, Any]:
-    # not through the future: StopIteration cannot pass one, and KeyboardInterrupt would stop the loop
-    try:
-        return None, context.run(function, **values)
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return (RuntimeError("StopIteration") if isinstance(error, StopIteration) else error), None
-    except BaseException as error:  # noqa: BLE001
-        return RuntimeError(f"{type(error).__name__}: {error}"), None
 
 
 @overload

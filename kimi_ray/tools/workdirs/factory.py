@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import os
-import threading
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import ToolError
 from kimi_ray.named_code import CannotLoadError, load_named
 from kimi_ray.tools.workdirs.spec import invalid
+from kimi_ray.user_threads import call_in_thread, raisable
 
 FACTORY_S = 600.0
 _CANCEL_S = 5.0
+_THREAD = "workdir-factory"
 
 Leave = Callable[[], Awaitable[None]]
 
@@ -191,35 +192,17 @@ def _exit(made: list[Any]) -> None:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, late: Callable[[], None] | None = None) -> Any:
-    """Run in a daemon thread: unlike an executor's, one that never ends does not keep the program from ending.
-
-    ``late`` is run in another one when the function ends after nobody waits for it any more.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[BaseException | None, Any]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def tell(outcome: tuple[BaseException | None, Any]) -> None:
-        if not ended.done():
-            ended.set_result(outcome)
-        elif late is not None:
-            threading.Thread(target=late, name="workdir-factory", daemon=True).start()
-
-    def work() -> None:
-        try:
-            outcome: tuple[BaseException | None, Any] = (None, context.run(function, *arguments))
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
-            outcome = (error, None)
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            loop.call_soon_threadsafe(tell, outcome)
-
-    threading.Thread(target=work, name="workdir-factory", daemon=True).start()
-    failed, result = await ended
+    """Run in a thread; ``late`` is run in another one when the function ends after nobody waits for it any more."""
+    ended = call_in_thread(partial(function, *arguments), _THREAD)
+    try:
+        failed, result = await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if late is not None:
+            ended.add_done_callback(lambda _: call_in_thread(late, _THREAD))
+        raise
     if failed is None:
         return result
-    if isinstance(failed, Exception) and not isinstance(failed, StopIteration):
-        raise failed
-    raise RuntimeError(f"{type(failed).__name__}: {failed}") from failed
+    raise raisable(failed)
 
 
 def _is_path(result: Any) -> bool:
