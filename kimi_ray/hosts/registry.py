@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, RuntimeFault
+from kimi_ray.hosts.boundary import unexpected
 from kimi_ray.hosts.draining import Drains
 from kimi_ray.hosts.driver_leases import DriverLeases
 from kimi_ray.hosts.limiter_ledger import LimiterLedger
@@ -555,6 +556,8 @@ class Registry:
                 await self._round()
             except KimiRayError as error:
                 self._failures["watch"] = error
+            except Exception as error:  # noqa: BLE001  told by `status`: without its watch a runtime would never end
+                self._failures["watch"] = unexpected(error, "the registry's watch")
 
     async def _round(self) -> None:
         known = {name for pool in self._pools.values() for name in pool.hosts}

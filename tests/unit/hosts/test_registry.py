@@ -367,3 +367,21 @@ async def test_a_session_that_a_host_took_while_a_place_was_looked_for_keeps_its
     status = await call(cluster, "status")
     await until(lambda: all(host.name == old or host.name not in cluster._held for host in cluster.on("sessions")))
     assert [host["load"] for host in status["hosts"] if host["name"] == old] == [2]
+
+
+async def test_an_error_that_nobody_foresaw_does_not_end_the_watch(world):
+    cluster = await world(lease_timeout_s=0.4)
+    nodes, failed = cluster.nodes, 0
+
+    async def odd():
+        nonlocal failed
+        failed += 1
+        if failed < 3:
+            raise ValueError("odd")
+        return await nodes()
+
+    cluster.nodes = odd
+    await until(lambda: failed >= 1)
+    told = (await call(cluster, "status"))["failures"].get("watch")
+    assert told is None or told["details"]["exception"] == "ValueError"
+    await until(lambda: REGISTRY not in cluster._held)  # nobody drives it: it ends by itself all the same
