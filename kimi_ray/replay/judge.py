@@ -47,8 +47,11 @@ class Judge:
         self._then.advance(seq)
 
     def compare_header(self, recorded: dict[str, Any], today: dict[str, Any]) -> Found | None:
-        """The first difference of what a turn's requests are made with, beside their messages."""
-        if self.imported:
+        """The first difference of what a turn's requests are made with, beside their messages.
+
+        Nothing is compared with a recording that says nothing of it: another program's, or one without any header.
+        """
+        if self.imported or not recorded:
             return None
         for key in dict.fromkeys([*_FIRST, *recorded, *today]):
             then = {key: recorded[key]} if key in recorded else {}

@@ -149,15 +149,15 @@ class AgentPlayer:
             put_entry(journal, entry)
         for submitted in turn.submitted:
             journal.append("prompt/submitted", thaw(submitted))
+        for prompt_id in turn.completed:
+            if prompt_id in journal.fold.prompts:
+                journal.append("prompt/completed", {"prompt_id": prompt_id, "state": "completed"})
         if turn.steps:
             await self._run(turn)
         for entry in turn.behind:
             put_entry(journal, entry)
         await self._check_end(turn)
         self._judge.advance(turn.end)
-        for prompt_id in turn.prompts:
-            if prompt_id in journal.fold.prompts:
-                journal.append("prompt/completed", {"prompt_id": prompt_id, "state": "completed"})
 
     async def _run(self, turn: RecordedTurn) -> None:
         self._header = await self._blobs.header(turn.header or {})
@@ -165,12 +165,16 @@ class AgentPlayer:
         signal = self._signal = TurnSignal()
         prompts = [self._journal.fold.prompts.get(one) or PromptRecord(one, None) for one in turn.prompts]
         chosen = model_of_turn(turn.model, self._header, self._stage.models)
-        tools = (*(_spec_of(tool) for tool in self._tools), *self._final.begin(prompts))
+        # Whose turn it is: also of one that goes on with the work of a prompt that a crash cut short.
+        active = prompts
+        if turn.continuation == "recovery":
+            active = [one for one in self._journal.fold.prompts.values() if one.state == "running"]
+        tools = (*(_spec_of(tool) for tool in self._tools), *self._final.begin(active))
         sampling: dict[str, Any] = self._header.get("sampling") or {}
-        if turn.continuation is not None:
-            asked = Asked(Sampling.model_validate(sampling), None)
+        if turn.continuation == "user":
+            asked = Asked(Sampling.model_validate(sampling), None)  # what it asked for is in no event but the header
         else:
-            asked = Asked.by(prompts[0]) if prompts else NOTHING
+            asked = Asked.by(active[0]) if active else NOTHING
         spec = replace(self._spec, send_seed="seed" in sampling)
         config = turn_config(spec, chosen.model, self, tools, asked)
         self._config = config = replace(config, header_extra=config.header_extra | chosen.extra)
@@ -211,11 +215,11 @@ class AgentPlayer:
             self._calls += 1
         if self._next == 0 or self._turn is None:
             return
-        _, step, attempt = self._script[self._next - 1]
+        place, step, attempt = self._script[self._next - 1]
         if attempt.answered and self._done.issuperset(attempt.calls):
             if step.interrupted:
                 self._signal.stop_step()
-            elif self._turn.is_stopped and self._next == len(self._script):
+            elif self._turn.is_stopped and self._next == len(self._script) and place == len(self._turn.steps) - 1:
                 self._stop()
 
     def _stop(self) -> None:

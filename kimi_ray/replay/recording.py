@@ -16,8 +16,8 @@ from kimi_ray.errors import LogError
 from kimi_ray.events import CORE, SURFACE_TYPES, LogHeader, SessionEvent, read_stored, type_key
 from kimi_ray.log import Surface
 
-_OF_THE_LOOP = frozenset({"interruption", "output_schema"})
-"""Sources of messages that the loop, or what comes with every agent, says itself."""
+_INTERRUPTION, _CORRECTION = "interruption", "output_schema"
+"""Sources of messages that the loop says itself: that the user cancelled the turn, and that an answer does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class RecordedTurn:
         continuation: Why it began without one, or None.
         before: What came from outside between the turn before and this one.
         submitted: The data of the ``prompt/submitted`` events since the turn before began.
+        completed: The ids of the prompts that reached their final state since then.
         steps: Its steps.
         behind: What came from outside behind its last request.
         reason: How it ended; None: the log ends first.
@@ -121,6 +122,7 @@ class RecordedTurn:
     continuation: str | None
     before: list[Entry]
     submitted: list[dict[str, Any]]
+    completed: list[str]
     model: str | None = None
     header: dict[str, Any] | None = None
     steps: list[RecordedStep] = field(default_factory=list[RecordedStep])
@@ -182,6 +184,12 @@ def code_of(data: dict[str, Any]) -> str | None:
     return error.get("code")
 
 
+def source_kind(message: dict[str, Any]) -> str | None:
+    """The kind of a message's source."""
+    source: dict[str, Any] = message.get("source") or {}
+    return source.get("kind")
+
+
 class RecordingReader:
     """Reads the script of a log, a run of lines at a time.
 
@@ -200,6 +208,7 @@ class RecordingReader:
         self._loose: list[Entry] = []
         """From outside, and not put anywhere yet."""
         self._submitted: list[dict[str, Any]] = []
+        self._completed: list[str] = []
         self._model: str | None = None if bind is None else bind.get("model")
         self._header: dict[str, Any] | None = None
 
@@ -260,18 +269,23 @@ class RecordingReader:
     def _submission(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._submitted.append(event.data)
 
+    def _completion(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        self._completed.append(event.data["prompt_id"])
+
     def _turn_start(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         if self._turn is not None:
             self._close_turn(event.seq)
         data = event.data
         before, self._loose = self._loose, []
         submitted, self._submitted = self._submitted, []
+        completed, self._completed = self._completed, []
         self._turn = RecordedTurn(
             data["turn"],
             list(data.get("prompts") or ()),
             data.get("continuation"),
             before,
             submitted,
+            completed,
             model=self._model,
             header=self._header,
         )
@@ -286,6 +300,8 @@ class RecordingReader:
         turn, self._turn, self._step = self._turn, None, None
         assert turn is not None
         turn.behind, self._loose = self._loose, []
+        if (turn.reason or {}).get("cause") == "user":
+            turn.behind = [entry for entry in turn.behind if source_kind(entry.event.data) != _INTERRUPTION]
         turn.end = end
         self._made.turns.append(turn)
 
@@ -317,9 +333,8 @@ class RecordingReader:
             step.inside.append(entry)
 
     def _user(self, event: SessionEvent, span: tuple[int, int] | None) -> None:
-        source: dict[str, Any] = event.data.get("source") or {}
-        kind = source.get("kind")
-        if kind in _OF_THE_LOOP and span is None and self._turn is not None:
+        kind = source_kind(event.data)
+        if kind == _CORRECTION and span is None and self._turn is not None:
             return
         self._enter(Entry(event, span))
 
@@ -364,6 +379,7 @@ _HANDLERS: dict[str, Any] = {
     "profile/bind": RecordingReader._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": RecordingReader._switched,  # pyright: ignore[reportPrivateUsage]
     "prompt/submitted": RecordingReader._submission,  # pyright: ignore[reportPrivateUsage]
+    "prompt/completed": RecordingReader._completion,  # pyright: ignore[reportPrivateUsage]
     "turn/start": RecordingReader._turn_start,  # pyright: ignore[reportPrivateUsage]
     "turn/end": RecordingReader._turn_end,  # pyright: ignore[reportPrivateUsage]
     "step/start": RecordingReader._step_start,  # pyright: ignore[reportPrivateUsage]
