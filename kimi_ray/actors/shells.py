@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray as typed_ray
 
+from kimi_ray.actors.garbage import collect_seldom
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.boundary import Answer, Core, answer, unexpected, with_calls
 from kimi_ray.hosts.local_cluster import build_core
@@ -117,6 +118,7 @@ class _Shell:
 
                 core = self._build(RayCluster(self._spec))
                 await core.start()
+                collect_seldom()
                 self._core = core
             return self._core
 
