@@ -525,17 +525,30 @@ class Registry:
         return failures
 
     async def _end_all(self) -> list[dict[str, Any]]:
+        """End what there is, whatever of it cannot be ended; gives what went wrong."""
         failures: list[dict[str, Any]] = []
 
+        async def stop_one(name: str) -> None:
+            try:
+                failures.extend(await self._stop(name))
+            except KimiRayError as error:
+                failures.append(error.with_details(host=name).to_data())
+
         async def stop(names: Iterable[str]) -> None:
-            for found in await asyncio.gather(*(self._stop(name) for name in names)):
-                failures.extend(found)
+            await asyncio.gather(*map(stop_one, names))
+
+        async def left() -> list[str]:
+            try:
+                return [host.name for host in await self._cluster.list_hosts() if host.kind in self._pools]
+            except KimiRayError as error:
+                failures.append(error.with_details(host=self._name).to_data())
+                return []
 
         for kind in ("sessions", "agents"):
             pool = self._pools[kind]
             await pool.close()
             await stop(list(pool.hosts))
-        await stop([host.name for host in await self._cluster.list_hosts() if host.kind in self._pools])
+        await stop(await left())
         await stop([store_name(self._cluster.home_id, shard) for shard in range(self._config.shards)])
         return failures
 

@@ -385,3 +385,21 @@ async def test_an_error_that_nobody_foresaw_does_not_end_the_watch(world):
     told = (await call(cluster, "status"))["failures"].get("watch")
     assert told is None or told["details"]["exception"] == "ValueError"
     await until(lambda: REGISTRY not in cluster._held)  # nobody drives it: it ends by itself all the same
+
+
+async def test_a_host_that_cannot_be_killed_does_not_keep_the_runtime_from_ending(world):
+    cluster = await world(hosts_per_node=2)
+    first, second = await place(cluster, wish(0), wish(1, isolation="dedicated"))
+    stop = cluster.stop_host
+
+    async def stuck(name: str) -> None:
+        if name == first:
+            raise RuntimeFault("the control store does not answer", code="infra.timeout", retryable=True)
+        await stop(name)
+
+    cluster.stop_host = stuck
+    failures = await asyncio.wait_for(call(cluster, "shutdown"), 10)
+    assert [failure["details"]["host"] for failure in failures if failure["code"] == "infra.timeout"]
+    assert {failure["details"]["host"] for failure in failures} == {first}
+    assert second not in cluster._held
+    await until(lambda: REGISTRY not in cluster._held)
