@@ -276,7 +276,7 @@ class ToolRun:
             self._arguments = self._tool.check(parsed)
             self.accesses = self._tool.accesses(self._arguments)
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything; it becomes the call's result
-            self._refusal = _error_output(error)
+            self._refusal = error_output(error)
 
     async def gate(self, batch: int, earlier: Mapping[str, ToolRun]) -> None:
         """Ask whether it may start, or has the result of one of the calls before it."""
@@ -293,7 +293,7 @@ class ToolRun:
         except BaseException as error:
             if ends_this_task(error):
                 raise
-            self._refusal = _error_output(error)
+            self._refusal = error_output(error)
         if asked.veto is not None:
             self._refusal = asked.veto
         if self._refusal is not None or self._shares is not None:
@@ -338,7 +338,7 @@ class ToolRun:
             await slot.run(done)
         except BaseException as error:  # noqa: BLE001  nothing that a handler does costs a call its result
             # The tool has done its work: what it said is its result, also when nobody has the time to look at it.
-            return output if ends_this_task(error) else _error_output(error)
+            return output if ends_this_task(error) else error_output(error)
         self.stop_turn, self.stop_cause = done.stop_turn, done.stop_cause
         return done.output
 
@@ -361,7 +361,7 @@ class ToolRun:
         except BaseException as error:
             if ends_this_task(error):
                 raise
-            return _error_output(error)
+            return error_output(error)
 
     def commit(self, output: ToolOutput) -> None:
         """Write ``tool/result``."""
@@ -389,10 +389,3 @@ def _parse(arguments: str) -> Any:
         return from_json(arguments)
     except ValueError:
         return arguments
-
-
-def _error_output(error: BaseException) -> ToolOutput:
-    if not isinstance(error, KimiRayError):
-        return error_output(error)
-    text = f"{error.message} ({error.hint})" if error.hint else error.message
-    return ToolOutput(text, is_error=True, error_code=error.code)

@@ -110,7 +110,7 @@ async def test_a_gate_that_raises_costs_its_call_only() -> None:
     (a, text, code), (b, denied, denied_code), (c, _, fine) = results(bench)
     assert (a, code, b, denied_code, c, fine) == ("a", "tool.user_code", "b", "tool.denied", "c", None)
     assert "gate is out of order" in text
-    assert denied == "no (ask somebody)"
+    assert denied == "no\nHint: ask somebody"
     assert len(probe.calls) == 1
 
 
