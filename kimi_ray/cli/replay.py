@@ -52,6 +52,12 @@ def replay(
         list[str] | None,
         typer.Option("--ignore", metavar="FIELD", help="What may differ: system, tools, tools[2].description, ..."),
     ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            "--answers", metavar="FILE", help="Only write the model's answers into FILE, for --model recorded:FILE."
+        ),
+    ] = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -61,7 +67,7 @@ def replay(
     {"ok", "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step", "attempt", "seq", "time",
     "field", "recorded", "replayed", "message"}, "requests", "agents": [{"session_id", "agent_id", "turns", "requests",
     "recorded_requests", "tool_calls", "tools_run",
-    "tools_absent", "divergence", "error"}], "home"}.
+    "tools_absent", "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
     """
     from kimi_ray.cli.lookup import open_home, run_directory_of
     from kimi_ray.replay import ReplayOptions, ReplayReport
@@ -75,6 +81,9 @@ def replay(
     )
     store, place = open_home(home, session)
     recorded = _sessions_of(session, directory) if agent is None else []
+    if answers is not None:
+        _write_answers(store, session, agent, recorded, answers, as_json=json)
+        return
     done = asyncio.run(_replay(store, place, session, agent, recorded, options, quiet=json))
     report = ReplayReport(agents=tuple(done))
     if json:
@@ -86,6 +95,37 @@ def replay(
         _tell(report.agents, report.divergence, report.requests)
     if not report.ok:
         raise typer.Exit(exits.FAILED)
+
+
+def _write_answers(
+    store: ReadStore, text: str, agent: str | None, recorded: list[str], target: str, *, as_json: bool
+) -> None:
+    from kimi_ray.errors import ConfigError
+    from kimi_ray.exchange.archive import whole_file
+    from kimi_ray.replay import HomeSource, answers_of, rebuild_session
+
+    async def collect() -> list[bytes]:
+        streams = await _streams(store, text, agent, recorded)
+        if len(streams) > 1:
+            raise ConfigError(
+                f"{text} has {len(streams)} sessions, whose agents have the same ids",
+                code="request.conflict",
+                hint="name one of its sessions, or a rollout",
+            )
+        session = await rebuild_session(HomeSource(store), *streams[0])
+        for error in session.unreadable.values():
+            raise error
+        return [
+            answer.to_line(one.id) + b"\n" for one in session.agents.values() for answer in answers_of(one.recording)
+        ]
+
+    lines = asyncio.run(collect())
+    with whole_file(target, force=False) as file:
+        file.writelines(lines)
+    if as_json:
+        print_json({"answers": len(lines), "file": target})
+    else:
+        tell(f"{counted(len(lines), 'answer')} in {target}: --model recorded:{target}")
 
 
 async def _replay(

@@ -24,6 +24,7 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 BASE_URL_ENV = "OPENAI_BASE_URL"
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 SCRIPTED = "scripted"
+RECORDED = "recorded"
 CHAOS = "chaos"
 DEFAULT_SCRIPT = "kimi_ray.llm.scripts:reviewer"
 
@@ -40,9 +41,9 @@ class Price(Settings):
 class ModelSettings(Settings):
     """A ``[models.X]`` table: how to reach model X."""
 
-    provider: Literal["openai", "scripted", "chaos"] = "openai"
-    """``openai`` is any server that speaks Chat Completions; ``scripted`` plays ``script``; ``chaos`` spoils the
-    answers of ``inner``."""
+    provider: Literal["openai", "scripted", "recorded", "chaos"] = "openai"
+    """``openai`` is any server that speaks Chat Completions; ``scripted`` plays ``script``, ``recorded`` the answers in
+    ``recording``; ``chaos`` spoils the answers of ``inner``."""
     model: str | None = None
     """The name on the wire; None is the table's own name."""
     base_url: str | tuple[str, ...] | None = None
@@ -93,6 +94,8 @@ class ModelSettings(Settings):
     """``scripted``: pace of the chunks; None is as fast as possible."""
     on_end: Literal["error", "repeat", "cycle"] = "error"
     """``scripted``: what a list of steps does when it is used up."""
+    recording: str | None = None
+    """``recorded``: a file of answers (``kimi-ray replay SESSION --answers FILE``), on every node with agents."""
     inner: str | None = None
     """``chaos``: the model whose answers are spoiled; None is ``scripted``. What this table does not say is as in its
     table."""
@@ -180,7 +183,7 @@ def resolve_model(
     """What a model's name means here.
 
     1. A ``[models.X]`` table of that name; ``base_url``, when given, replaces the table's.
-    2. ``scripted`` and ``scripted:package.module:function``, which need no table.
+    2. ``scripted``, ``scripted:package.module:function`` and ``recorded:FILE``, which need no table.
     3. ``chaos`` and ``chaos:NAME``: the model NAME (``scripted``) on a bad day.
     4. With ``base_url`` or ``OPENAI_BASE_URL``: the name on the wire of that server.
 
@@ -205,12 +208,14 @@ def resolve_model(
     settings = models.get(name)
     if settings is None and (name == SCRIPTED or name.startswith(f"{SCRIPTED}:")):
         settings = ModelSettings(provider="scripted", script=name.partition(":")[2] or None)
+    if settings is None and name.startswith(f"{RECORDED}:"):
+        settings = ModelSettings(provider="recorded", recording=name.partition(":")[2])
     if settings is None and (name == CHAOS or name.startswith(f"{CHAOS}:")):
         settings = ModelSettings(provider="chaos", inner=name.partition(":")[2] or None)
     if settings is not None and settings.provider == "chaos":
         return _spoiled(name, settings, models, base_url, environ)
-    if settings is not None and settings.provider == "scripted":
-        return ResolvedModel(name=name, provider="scripted", model=settings.model or name, settings=settings)
+    if settings is not None and settings.provider in (SCRIPTED, RECORDED):
+        return ResolvedModel(name=name, provider=settings.provider, model=settings.model or name, settings=settings)
     urls = _addresses(settings, base_url, environ)
     if not urls:
         raise ConfigError(
@@ -246,7 +251,7 @@ def build_provider(resolved: ResolvedModel) -> ChatProvider:
     """A provider for the model; its library is imported here. Whoever builds it closes it.
 
     Raises:
-        ConfigError: ``config.invalid_script``.
+        ConfigError: ``config.invalid_script``, ``config.invalid_recording``.
     """
     settings = resolved.settings
     if resolved.provider == "chaos":
@@ -262,6 +267,10 @@ def build_provider(resolved: ResolvedModel) -> ChatProvider:
             tokens_per_s=settings.tokens_per_s,
             on_end=settings.on_end,
         )
+    if resolved.provider == "recorded":
+        from kimi_ray.llm.recorded import RecordedProvider, load_answers
+
+        return RecordedProvider(load_answers(settings.recording or ""))
     from kimi_ray.llm.openai import OpenAIProvider
 
     return OpenAIProvider(

@@ -2,6 +2,9 @@
 
 Each agent has its own answers and its own place in them; what a request holds is not looked at. That is for who
 compares (``kimi_ray.replay``).
+
+As a model of its own, ``recorded:FILE``, it plays a file of answers, one JSON object a line
+(``kimi-ray replay SESSION --answers FILE`` writes it).
 """
 
 from __future__ import annotations
@@ -9,9 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from kimi_ray.errors import ProviderError, error_from_data
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import to_json
+
+from kimi_ray.errors import ConfigError, ProviderError, error_from_data
 from kimi_ray.llm.chat import (
     ChatRequest,
     Chunk,
@@ -77,6 +84,17 @@ class RecordedAnswer:
             cut=cut,
         )
 
+    def to_line(self, agent_id: str) -> bytes:
+        """The answer as a line of a file of answers, without newline."""
+        said: dict[str, Any] = {"agent_id": agent_id, "content": self.content}
+        if self.usage is not None:
+            said["usage"] = self.usage.said()
+        for name in ("finish", "error", "retried", "cut"):
+            value = getattr(self, name)
+            if value:
+                said[name] = value
+        return to_json(said)
+
     def failure(self) -> ProviderError | None:
         """The error to raise. Whether it is retryable is what was recorded, and nobody is asked to wait."""
         if self.error is None:
@@ -117,7 +135,7 @@ class RecordedProvider:
 
     def __init__(self, answers: Mapping[str, Iterable[RecordedAnswer]], *, name: str = "recorded") -> None:
         self._answers = {agent_id: tuple(listed) for agent_id, listed in answers.items()}
-        self._places = dict.fromkeys(self._answers, 0)
+        self._places: dict[tuple[str, str], int] = {}
         self._name = name
 
     @property
@@ -128,16 +146,23 @@ class RecordedProvider:
     @property
     def left(self) -> dict[str, int]:
         """Answers that nobody asked for yet, by agent; agents without any left out."""
-        counts = {agent_id: len(self._answers[agent_id]) - place for agent_id, place in self._places.items()}
+        counts = {agent_id: len(listed) for agent_id, listed in self._answers.items()}
+        for (_, agent_id), place in self._places.items():
+            counts[agent_id] = min(counts[agent_id], len(self._answers[agent_id]) - place)
         return {agent_id: count for agent_id, count in counts.items() if count}
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[Chunk]:
         """The agent's next answer. One that was cut never ends: whoever replays stops it as it was stopped.
 
+        An agent that was not seen before, such as a resumed one, goes on behind the answers that it has.
+
         Raises:
             ProviderError: The recorded failure; ``provider.recording_exhausted``.
         """
-        answers, place = self._answers.get(request.agent_id, ()), self._places.get(request.agent_id, 0)
+        answers, agent = self._answers.get(request.agent_id, ()), (request.session_id, request.agent_id)
+        place = self._places.get(agent)
+        if place is None:
+            place = _place_of(answers, request)
         if place >= len(answers):
             raise ProviderError(
                 f"the recording has {len(answers)} answers for agent {request.agent_id}, and all were given",
@@ -145,7 +170,7 @@ class RecordedProvider:
                 hint="the conversation went on for longer than it was recorded",
                 details={"agent_id": request.agent_id, "answers": len(answers)},
             )
-        self._places[request.agent_id] = place + 1
+        self._places[agent] = place + 1
         answer = answers[place]
         for chunk in answer.chunks():
             yield chunk
@@ -157,6 +182,76 @@ class RecordedProvider:
 
     async def close(self) -> None:
         """Nothing to let go of."""
+
+
+def load_answers(path: str) -> dict[str, list[RecordedAnswer]]:
+    """A file of answers, by agent.
+
+    Raises:
+        ConfigError: ``config.invalid_recording`` {file, line}.
+    """
+    found: dict[str, list[RecordedAnswer]] = {}
+    try:
+        lines = Path(path).expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise _invalid(path, None, f"cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            form = _AnswerForm.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise _invalid(path, number, f"is no answer: {where + ': ' if where else ''}{first['msg']}") from None
+        said = {name: getattr(form, name) for name in ("content", "finish", "usage", "error", "retried", "cut")}
+        found.setdefault(form.agent_id, []).append(RecordedAnswer(**said))
+    return found
+
+
+class _BlockForm(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["text", "reasoning", "tool-call"]
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class _AnswerForm(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    agent_id: str = "main"
+    content: list[_BlockForm] = Field(default_factory=list[_BlockForm])
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    error: dict[str, Any] | None = None
+    retried: bool = False
+    cut: bool = False
+
+    @field_validator("content")
+    @classmethod
+    def _plain(cls, value: list[_BlockForm]) -> Any:
+        return [block.model_dump(exclude_unset=True) for block in value]
+
+
+def _place_of(answers: Sequence[RecordedAnswer], request: ChatRequest) -> int:
+    """Behind as many whole answers as the conversation has."""
+    had = sum(message["role"] == "assistant" for message in request.messages)
+    place = 0
+    while had and place < len(answers):
+        had -= answers[place].error is None and bool(answers[place].content)
+        place += 1
+    return place
+
+
+def _invalid(path: str, line: int | None, what: str) -> ConfigError:
+    at = "" if line is None else f" line {line}"
+    return ConfigError(
+        f"the recording {path}{at} {what}",
+        code="config.invalid_recording",
+        hint="kimi-ray replay SESSION --answers FILE writes one",
+        details={"file": path} | ({} if line is None else {"line": line}),
+    )
 
 
 def _usage(said: Mapping[str, Any]) -> Usage:

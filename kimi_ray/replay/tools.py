@@ -16,9 +16,7 @@ NEVER_RUN: Final = frozenset({"Agent", "AgentSwarm", "TaskList", "TaskOutput", "
 """Tools whose results are always the recorded ones: what they start, or ask of, is not there in a replay. The agents
 that they started are replayed from their own logs."""
 
-NOT_STARTED: Final = frozenset(
-    {"tool.not_started", "tool.cancelled", "tool.denied", "tool.not_asked", "tool.blocked", "store.fenced"}
-)
+NOT_STARTED: Final = frozenset({"tool.not_started", "tool.cancelled", "tool.denied", "store.fenced"})
 """Codes of results that somebody other than the tool gave: they are as they were recorded."""
 
 Run = Callable[[Tool, dict[str, Any], ToolContext], Awaitable[ToolOutput]]

@@ -106,3 +106,21 @@ def test_what_the_model_saw_at_a_step(run_dir: Path, capsys: pytest.CaptureFixtu
     assert code == 0 and len(found["messages"]) == 4 and found["request"] is None
     code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "5.1")
     assert code == 2 and found["error"]["code"] == "session.fork_point_not_found"
+
+
+def test_the_answers_of_a_session_are_a_model(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = _json(capsys, "replay", str(run_dir), "--answers", "answers.jsonl")
+    assert code == 0 and found == {"answers": 6, "file": "answers.jsonl"}
+    again = "--model recorded:answers.jsonl --tools replay_mine:colour --out again --profile bare --items items.txt"
+    assert run_command(["swarm", "See {{item}}", *again.split(), "--address", "in-process"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "again" / "results.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["it is seen"] * 3 and {row["tool_calls"] for row in rows} == {1}
+    code, found = _json(capsys, "replay", str(run_dir), "--answers", "answers.jsonl")
+    assert code != 0, "a file that is there is not written over"
+    code, found = _json(capsys, "run", "one more", "--model", "recorded:answers.jsonl", "--address", "in-process")
+    assert code == 1 and found["error"]["code"] == "provider.recording_exhausted"
+    (tmp_path / "bad.jsonl").write_text('{"agent_id": "main"}\n{"content": [{"type": "image"}]}\n')
+    code, found = _json(capsys, "run", "x", "--model", "recorded:bad.jsonl", "--address", "in-process")
+    assert found["error"]["code"] == "config.invalid_recording" and found["error"]["details"]["line"] == 2
