@@ -50,6 +50,7 @@ class Runtime:
         self._sessions: dict[str, Session] = {}
         self._forget_at = 64
         self._closing: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[Session]] = set()
         self.lifecycle = Lifecycle(self._courier, notes, self._let_go)
         """Archive, restore, delete, for workspaces and commands."""
         self._services = SessionServices(self._courier, notes, self.resolve_model, self.lifecycle, self.features)
@@ -216,11 +217,14 @@ class Runtime:
 
     async def _close(self) -> None:
         failures: list[BaseException] = []
+        now = self._ours()
         try:
-            opened = [self._sessions[link.id] for link in self._links.values() if link.opened and not link.closed]
             async with asyncio.timeout(2 * self.config.close_timeout_s):
                 results = await asyncio.gather(
-                    self._services.notes.flush(), *(session.close() for session in opened), return_exceptions=True
+                    self._services.notes.flush(),
+                    self._close_late(now),
+                    *(self._sessions[session_id].close() for session_id in now),
+                    return_exceptions=True,
                 )
             failures = [result for result in results if isinstance(result, BaseException)]
         except TimeoutError:
@@ -228,20 +232,46 @@ class Runtime:
                 SessionError(
                     f"the sessions could not be closed within {2 * self.config.close_timeout_s:g} s",
                     code="session.close_failed",
-                    details={"sessions": [link.id for link in self._links.values() if not link.closed]},
+                    details={"sessions": self._ours()},
                 )
             )
         finally:
+            for opening in self._opening:
+                opening.cancel()
             await self.workspaces.close()
             await self._courier.close()
             await self._connection.disconnect()
         if failures:
             raise failures[0]
 
+    def _ours(self) -> list[str]:
+        """The sessions that this program brought to life and has not closed."""
+        return [link.id for link in self._links.values() if link.opened and not link.closed]
+
+    async def _close_late(self, before: list[str]) -> None:
+        """Close the sessions that were being opened when the close began."""
+        if self._opening:
+            await asyncio.wait(self._opening)
+            await asyncio.gather(*(self._sessions[one].close() for one in self._ours() if one not in before))
+
     async def open(self, spec: SessionSpec) -> Session:
-        """Create or resume what a spec says. Workspaces call this."""
+        """Create or resume what a spec says. Workspaces call this.
+
+        A caller that gives up leaves a session that is there all the same; it is closed with the runtime.
+        """
         self._refuse_when_closed()
         self._courier.check_loop()
+        opening = asyncio.ensure_future(self._open(spec))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opened)
+        return await asyncio.shield(opening)
+
+    def _opened(self, opening: asyncio.Task[Session]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled():
+            opening.exception()  # perhaps nobody waits for it any more
+
+    async def _open(self, spec: SessionSpec) -> Session:
         spec = replace(spec, models=self.models.reachable(self.features.profiles.values()))
         info, host = await open_session(self._courier, spec)
         if spec.cwd is not None:

@@ -171,3 +171,55 @@ async def test_a_session_with_large_last_events_is_reconciled_with_the_newest(
         live.document._value["last_prompt"] = "an older one"
         await live.reconcile()
         assert str(live.document.snapshot()["last_prompt"]).startswith("prompt 2")
+
+
+async def slow_creation(runtime: Runtime, session_id: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """The document of a new session is written slowly: an event when it is to be, and one that lets it."""
+    store, began, goes_on = (await core_of(runtime))._services.store, asyncio.Event(), asyncio.Event()
+    write = store.write_document
+
+    async def slowly(*args: Any) -> int:
+        if args[0] == session_id:
+            began.set()
+            await goes_on.wait()
+        return await write(*args)
+
+    store.write_document = slowly  # type: ignore[method-assign]
+    return began, goes_on
+
+
+async def test_a_creation_that_is_given_up_is_this_programs_to_close(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        began, goes_on = await slow_creation(runtime, "s1")
+        creating = asyncio.create_task(work.create_session("s1", model=model, profile="bare"))
+        await began.wait()
+        creating.cancel()
+        await asyncio.wait([creating])
+        goes_on.set()
+        await until(lambda: "s1" in runtime._links)
+        assert runtime._links["s1"].opened
+
+
+async def test_a_session_that_is_created_while_the_runtime_closes_is_closed_with_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, model):
+        work = runtime.workspace(tmp_path / "work")
+        began, goes_on = await slow_creation(runtime, "s1")
+        creating = asyncio.create_task(work.create_session("s1", model=model, profile="bare"))
+        await began.wait()
+        core = await core_of(runtime)
+        closing = asyncio.create_task(runtime.close())
+        ended: list[bool] = []
+        disconnect = runtime.connection.disconnect
+
+        async def noting(**how: Any) -> None:
+            ended.append(bool(core._sessions))
+            await disconnect(**how)
+
+        runtime.connection.disconnect = noting  # type: ignore[method-assign]
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        await asyncio.wait_for(closing, 10)
+        await asyncio.wait([creating])
+        assert ended == [False]
+        assert (tmp_path / "home").exists() and runtime._links["s1"].closed
