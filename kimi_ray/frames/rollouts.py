@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.errors import KimiRayError, RunError
-from kimi_ray.events import event_from_data
+from kimi_ray.events import SessionEvent
 from kimi_ray.frames.batches import Batches, Row
 from kimi_ray.frames.log_facts import as_json
 from kimi_ray.frames.reading import Event, Handler
@@ -148,6 +148,22 @@ class LogRows:
             self._table.add(last.row, len(last.row[_TEXT] or ""))
 
 
+class _Shown:
+    """An event as ``AgentFold`` looks at it, filled anew each time: a ``SessionEvent`` costs more than its fold."""
+
+    __slots__ = ("data", "replaced", "seq", "time", "type")
+
+    def show(self, event: Event) -> SessionEvent:
+        """The event; until the next call."""
+        self.seq = event["seq"]
+        self.time = event["time"]
+        self.type = event["type"]
+        self.data = event["data"]
+        surface = event.get("surface")
+        self.replaced = None if surface is None or surface == "append" else tuple(surface["replace"])
+        return cast("SessionEvent", self)
+
+
 class RowFold:
     """Follows one log to its row."""
 
@@ -155,6 +171,7 @@ class RowFold:
         self._log = log
         self._take = take
         self._fold = AgentFold(keep_turns=1, seed_bind=log.header.get("bind"))
+        self._shown = _Shown()
         self._reason: dict[str, Any] | None = None
         self._turn_open = False
         self._node: str | None = None
@@ -165,7 +182,7 @@ class RowFold:
 
     def _follow(self, event: Event) -> None:
         kind, data = event["type"], event["data"]
-        self._fold.apply(event_from_data(event, line=b""))
+        self._fold.apply(self._shown.show(event))
         if kind == "turn/start":
             self._turn_open = True
         elif kind == "turn/end":
