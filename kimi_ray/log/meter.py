@@ -2,8 +2,8 @@
 
 An event's price is taken when it comes onto the surface and given back when a replace or a cut takes it off. What a
 server counted for a request is the base of everything behind it: the estimate is right there, and only what came and
-went since is estimated. Nothing is remembered but totals: what was taken off is in ``EventLog.replaced`` while the
-observers are told.
+went since is estimated, in the proportion of what was counted to what had been estimated. Nothing is remembered but
+totals: what was taken off is in ``EventLog.replaced`` while the observers are told.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from kimi_ray.log.messages import derive
 
 LEAST_OF_ESTIMATE = 0.5
 """A server that counts less than this share of the estimate leaves something out, and is not believed."""
+
+MOST_OF_ESTIMATE = 8.0
+"""The estimate is never taken times more than this: no text has more than two tokens a character."""
 
 _COUNTED = ("input", "cached", "cache_write", "output")
 
@@ -54,6 +57,7 @@ def counted_tokens(usage: Mapping[str, Any] | None) -> int | None:
     return sum(usage.get(key) or 0 for key in _COUNTED) or None
 
 
+@dataclass(slots=True)
 class Counted:
     """Follows a log for the last answer of which a server counted the tokens: O(1), for reading back and for life.
 
@@ -62,13 +66,10 @@ class Counted:
         tokens: What the server counted for that request and its answer.
     """
 
-    __slots__ = ("_attempt", "_usage", "seq", "tokens")
-
-    def __init__(self) -> None:
-        self.seq: int | None = None
-        self.tokens = 0
-        self._attempt: tuple[Any, Any, Any] | None = None
-        self._usage: Mapping[str, Any] | None = None
+    seq: int | None = None
+    tokens: int = 0
+    _attempt: tuple[Any, Any, Any] | None = None
+    _usage: Mapping[str, Any] | None = None
 
     def response(self, data: Mapping[str, Any]) -> None:
         """Follow an ``llm/response``."""
@@ -103,9 +104,11 @@ class Measurement:
     """``usage``: a server counted it; ``estimated``: the header's estimate; ``none``: no request was made yet."""
     baseline_tokens: int
     surface_delta_tokens: int
-    """What came onto the surface since the baseline, less what went."""
+    """What came onto the surface since the baseline, less what went: the estimate times ``scale``."""
     surface_tokens: int
     """The estimate of all messages."""
+    scale: float = 1.0
+    """What a token of the estimate is by the server's count; 1 where nothing was counted."""
 
     @property
     def total_tokens(self) -> int:
@@ -133,8 +136,8 @@ class TokenMeter:
         self._before = counted.seq if counted is not None else None
         self._before_tokens = counted.tokens if counted is not None else 0
         self._generation = log.surface.generation
-        self._base: tuple[int, int] | None = None
-        """What a server counted, and the price of the surface at that moment."""
+        self._base: tuple[int, int, float] | None = None
+        """What a server counted, the price of the surface at that moment, and the proportion of the two."""
         self.end: Callable[[], None] = log.observe(self._follow)
         """Stop following."""
 
@@ -156,8 +159,8 @@ class TokenMeter:
         """The size of the next request, and what it is made of."""
         tokens = self.tokens
         if self._base is not None:
-            counted, at = self._base
-            return Measurement(self._log.next_seq, "usage", counted, tokens - at, tokens)
+            counted, at, scale = self._base
+            return Measurement(self._log.next_seq, "usage", counted, round((tokens - at) * scale), tokens, scale)
         kind: Literal["none", "estimated"] = "none" if self._header is None else "estimated"
         return Measurement(self._log.next_seq, kind, self._header_tokens, tokens, tokens)
 
@@ -178,8 +181,9 @@ class TokenMeter:
             self._rest_on(self._before_tokens, at)
 
     def _rest_on(self, counted: int, at: int) -> None:
-        is_likely = counted >= LEAST_OF_ESTIMATE * (self._header_tokens + at)
-        self._base = (counted, at) if is_likely else None
+        scale = counted / max(1, self._header_tokens + at)
+        is_likely = scale >= LEAST_OF_ESTIMATE
+        self._base = (counted, at, min(scale, MOST_OF_ESTIMATE)) if is_likely else None
 
     def _follow(self, event: SessionEvent) -> None:
         kind = event.type

@@ -133,7 +133,8 @@ def play(log: EventLog, script: list[tuple[str, int, int, str]]) -> None:
         elif what == "cut" and seqs and log.surface.is_balanced(low, high + 1):
             cut(log, span[0], span[-1], span)
         elif what == "compaction":
-            log.append("compaction/start", {"compaction_id": f"k{log.next_seq}"})
+            turn = {} if log.order.open_turn is None else {"turn": log.order.open_turn}
+            log.append("compaction/start", {"compaction_id": f"k{log.next_seq}", **turn})
             if one % 2:
                 log.append("compaction/end", {"compaction_id": log.order.open_compaction})
             else:

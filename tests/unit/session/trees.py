@@ -252,7 +252,8 @@ class Tree:
         balanced = tools_balanced(log.surface)
         ends = [end for end in range(1, len(seqs) + 1) if balanced[end]]
         last = ends[number % len(ends)] - 1
-        log.append("compaction/start", {"compaction_id": f"k{log.next_seq}"})
+        turn = {} if log.order.open_turn is None else {"turn": log.order.open_turn}
+        log.append("compaction/start", {"compaction_id": f"k{log.next_seq}", **turn})
         body = {"id": f"m{log.next_seq}", "role": "user", "content": [{"type": "text", "text": "summary"}]}
         source = {"kind": "compaction"}
         span = {"replace": [seqs[0], seqs[last]]}
