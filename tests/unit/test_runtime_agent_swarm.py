@@ -346,7 +346,7 @@ async def test_a_server_that_lets_few_through_gets_all_done_once(tmp_path: Path,
     items = [f"item-{n}" for n in range(1, 61)]
     async with running(tmp_path, models=MODELS) as (runtime, stage, _):
         play = Play()
-        refused = 0
+        refused, full = 0, asyncio.Event()
 
         async def answer(request: ChatRequest) -> Step:
             nonlocal refused
@@ -354,10 +354,13 @@ async def test_a_server_that_lets_few_through_gets_all_done_once(tmp_path: Path,
                 return await play.answer(request)
             if stage.running >= 6:
                 refused += 1
+                full.set()
                 return Step.error("provider.rate_limit", 429)
             stage.running += 1
             try:
-                await asyncio.sleep(0.1)
+                async with asyncio.timeout(20):
+                    await full.wait()
+                await asyncio.sleep(0.05)
                 return await play.answer(request)
             finally:
                 stage.running -= 1
