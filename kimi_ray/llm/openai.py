@@ -323,9 +323,14 @@ class _Answer:
         return self._object(body)
 
     async def models(self, client: openai.AsyncOpenAI, timeout_s: float) -> list[dict[str, Any]]:
-        """What stands at ``/models``."""
-        page: Any = await self._wait(client.models.list(timeout=timeout_s, extra_headers=self._headers))
-        return [cast("dict[str, Any]", model.model_dump()) for model in page.data]
+        """What stands at ``/models``: the entries that have an id."""
+        listing = client.models.with_raw_response.list(timeout=timeout_s, extra_headers=self._headers)
+        body = (await self._wait(listing)).content
+        listed = self._object(body).get("data")
+        if not isinstance(listed, list):
+            raise bad_stream_fault(self._place, "something that is not a list of models", _excerpt(body))
+        entries = [cast("dict[str, Any]", one) for one in cast("list[Any]", listed) if isinstance(one, dict)]
+        return [one for one in entries if isinstance(one.get("id"), str)]
 
     async def drain(self) -> None:
         """Read the rest of a complete answer's body, so that its connection can be used again."""

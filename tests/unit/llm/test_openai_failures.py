@@ -349,3 +349,33 @@ async def test_a_server_that_closes_behind_each_stream_costs_a_moment_and_no_bac
         assert (await answer(provider)).text == "hi", "the agent stays with its server"
     finally:
         await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('{"data": [{"id": "b"}, {"id": 7}, {"object": "model"}, null, "x", {"id": "a"}]}', ["a", "b"]),
+        ('{"data": []}', []),
+        ('[{"id": "a"}]', None),
+        ('{"models": [{"id": "a"}]}', None),
+        ('{"data": {"id": "a"}}', None),
+        ('{"data": null}', None),
+        ("null", None),
+        ("", None),
+        ("<html>", None),
+        ('{"error": {"message": "no such thing"}}', None),
+    ],
+)
+async def test_a_list_of_models_that_is_none_is_told(serve: Serve, body: str, found: list[str] | None) -> None:
+    async def handler(_: Any, reply: Any) -> None:
+        await reply.full(200, body, content_type="application/json")
+
+    server = await serve(handler)
+    provider = OpenAIProvider([server.url])
+    if found is None:
+        with pytest.raises(ProviderError) as caught:
+            await provider.served_models()
+        assert caught.value.code in ("provider.bad_stream", "provider.server")
+    else:
+        assert await provider.served_models() == found
+    await provider.close()
