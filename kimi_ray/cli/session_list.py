@@ -86,7 +86,8 @@ def list_sessions(
         _print(
             config.home,
             found,
-            filtered=any([workspace, archived, parent, forks_of, fork_group, tag, run, text, since, after]),
+            filtered=archived
+            or any(one is not None for one in (workspace, parent, forks_of, fork_group, tag, run, text, since, after)),
         )
 
 

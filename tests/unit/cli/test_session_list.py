@@ -118,3 +118,10 @@ async def test_a_damaged_document_is_told(cli: Cli, home: Path) -> None:
     rows = {one["session_id"]: one for one in (await said(cli, "list", "--json")).document["sessions"]}
     assert rows["session_0B"]["error"]["code"] == "store.corrupt" and "error" not in rows["session_0A"]
     assert "damaged" in (await said(cli, "list")).out
+
+
+@pytest.mark.parametrize("arguments", [("--run", ""), ("--fork-group", ""), ("--after", ""), ("--text", "nowhere")])
+async def test_no_match_is_not_told_as_an_empty_home(cli: Cli, home: Path, arguments: tuple[str, str]) -> None:
+    store = await fill(home)
+    await store.service.close()
+    assert (await said(cli, "list", *arguments)).out == f"no sessions in {home} match\n"
