@@ -20,6 +20,7 @@ from kimi_ray.llm.chat import ChatProvider, ChatRequest, ReasoningDelta, TextDel
 from kimi_ray.llm.faults import STALE
 from kimi_ray.llm.models import DEFAULT_KEY_ENV, ResolvedModel, build_provider, is_loopback
 from kimi_ray.llm.openai import OpenAIProvider
+from kimi_ray.llm.surrogates import whole
 from kimi_ray.settings import Sampling, Settings
 
 PROBE_S = 60.0
@@ -463,5 +464,5 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _short(text: Any) -> str:
-    flat = " ".join(str(text).split())
+    flat = whole(" ".join(str(text).split()))
     return json.dumps(flat if len(flat) <= 60 else flat[:59] + "…", ensure_ascii=False)

@@ -122,7 +122,7 @@ class CompletionReader:
             response_id=_word(data.get("id")),
             served_model=_word(data.get("model")),
             fingerprint=_word(data.get("system_fingerprint")),
-            tokens={"prompt_token_ids": data["prompt_token_ids"]} if data.get("prompt_token_ids") else None,
+            tokens={"prompt_token_ids": ids} if (ids := _token_ids(data.get("prompt_token_ids"))) else None,
         )
         if facts != MetaChunk():
             self._known = True
@@ -214,8 +214,8 @@ class CompletionReader:
                 _logprob(entry) | {"top_logprobs": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
                 for entry in content
             ]
-        if choice.get("token_ids"):
-            tokens["token_ids"] = choice["token_ids"]
+        if ids := _token_ids(choice.get("token_ids")):
+            tokens["token_ids"] = ids
         if tokens:
             chunks.append(MetaChunk(tokens=tokens))
 
@@ -254,6 +254,12 @@ def _count(value: Any) -> int:
 
 def _index(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _token_ids(value: Any) -> list[int]:
+    """What a server says are token ids, if they are numbers that a log can hold."""
+    ids = cast("list[Any]", value) if isinstance(value, list) else []
+    return ids if all(type(one) is int and 0 <= one < 1 << 63 for one in ids) else []
 
 
 def _word(value: Any) -> str | None:

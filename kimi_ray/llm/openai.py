@@ -31,6 +31,7 @@ from kimi_ray.llm.faults import (
 )
 from kimi_ray.llm.models import ModelSettings
 from kimi_ray.llm.sse import EventParser, EventTooLargeError
+from kimi_ray.llm.surrogates import whole
 from kimi_ray.llm.wire import chat_body
 from kimi_ray.settings import Usage
 
@@ -330,7 +331,7 @@ class _Answer:
         if not isinstance(listed, list):
             raise bad_stream_fault(self._place, "something that is not a list of models", _excerpt(body))
         entries = [cast("dict[str, Any]", one) for one in cast("list[Any]", listed) if isinstance(one, dict)]
-        return [one for one in entries if isinstance(one.get("id"), str)]
+        return [{**one, "id": whole(one["id"])} for one in entries if isinstance(one.get("id"), str)]
 
     async def drain(self) -> None:
         """Read the rest of a complete answer's body, so that its connection can be used again."""

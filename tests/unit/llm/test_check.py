@@ -252,3 +252,19 @@ async def test_a_scripted_model_can_be_checked_too() -> None:
     found = await check_model(resolve_model("scripted", {}, None, {}))
     assert found.works
     assert found.server == "scripted"
+
+
+async def test_what_a_server_says_of_itself_can_always_be_printed(serve: Serve) -> None:
+    said = "half \ud800 of it"
+
+    async def odd(received: Any, reply: Any) -> None:
+        if received.line.startswith("GET"):
+            await reply.full(200, {"data": [{"id": said}]})
+        else:
+            message = {"role": "assistant", "content": said, "reasoning_content": said}
+            choice = {"index": 0, "message": message, "finish_reason": said, "token_ids": True}
+            await reply.full(200, {"id": said, "model": said, "choices": [choice]})
+
+    found = await check(serve, odd)
+    assert found.works and "half \ufffd of it" in finding(found, "chat").told
+    json.dumps(found.model_dump(mode="json"), ensure_ascii=False).encode()

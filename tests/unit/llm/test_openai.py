@@ -17,6 +17,7 @@ from kimi_ray.llm import (
     TextDelta,
     ToolSpec,
 )
+from kimi_ray.llm.chat import MetaChunk
 from kimi_ray.llm.completion import CompletionReader
 from kimi_ray.llm.openai import OpenAIProvider
 from kimi_ray.settings import Sampling, Usage
@@ -410,3 +411,11 @@ async def test_log_probabilities_and_token_ids(serve: Serve) -> None:
         ],
     }
     assert str(result.meta.tokens["logprobs"][0]["logprob"]) == "0.0"
+
+
+@pytest.mark.parametrize("said", [True, 3, "12", [1, None], [1.5], ["\ud800"], [1 << 70], [-1], {"a": 1}, [1e400]])
+def test_token_ids_that_are_none_are_not_taken_for_some(said: Any) -> None:
+    reader = CompletionReader()
+    choice = {"delta": {"content": "a"}, "token_ids": said}
+    chunks = reader.read({"id": "r", "prompt_token_ids": said, "choices": [choice]})
+    assert [chunk.tokens for chunk in chunks if isinstance(chunk, MetaChunk)] == [None]
