@@ -42,7 +42,7 @@ from kimi_ray.tools.contract import Tool
 from kimi_ray.version import __version__
 
 
-class AgentHost(PermissionCalls, ContextCalls):
+class AgentHost:
     """Holds living agents.
 
     Args:
@@ -79,8 +79,6 @@ class AgentHost(PermissionCalls, ContextCalls):
         "flush": "store",
         "close_agents": "store",
         "close": "control",
-        **PermissionCalls.PERMISSION_PORT,
-        **ContextCalls.CONTEXT_PORT,
     }
 
     def __init__(self, name: str, cluster: Cluster, config: RuntimeConfig) -> None:
@@ -91,6 +89,8 @@ class AgentHost(PermissionCalls, ContextCalls):
         self._app = host_container(features, {RuntimeConfig: config, Cluster: cluster, Features: features})
         self._scopes = HostScopes(self._app, features)
         self._agents: dict[Stream, LiveAgent] = {}
+        self.parts = (PermissionCalls(self._scopes, self._agents, self._agent), ContextCalls(self._scopes, self._agent))
+        """What users ask of agents beside their work: answered like the methods here."""
         self._opening: dict[Stream, asyncio.Future[LiveAgent]] = {}
         self._burials: dict[Stream, asyncio.Task[Any]] = {}
         self._endings: set[asyncio.Task[Any]] = set()

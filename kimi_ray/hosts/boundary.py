@@ -21,8 +21,15 @@ LIFECYCLE: dict[str, Group] = {"ping": "control", "close": "control"}
 TRACEBACK_CHARS = 4000
 
 
+class CorePart(Protocol):
+    """Some calls of a core, in an object of their own."""
+
+    PORT: ClassVar[dict[str, Group]]
+    """As of a ``Core``."""
+
+
 class Core(Protocol):
-    """What an actor holds."""
+    """What an actor holds. One that has ``parts`` (objects with a ``PORT``) answers their calls as its own."""
 
     PORT: ClassVar[dict[str, Group]]
     """The methods that others may call, each with its concurrency group."""
@@ -121,11 +128,14 @@ def timed_out(name: str, method: str, timeout_s: float) -> RuntimeFault:
 
 
 def _method(core: Core, method: str) -> Any:
-    port = cast("dict[str, Group]", cast("Any", core).PORT)
-    if method not in port and method not in LIFECYCLE:
-        raise KimiRayError(
-            f"{type(core).__name__} has no method {method!r} for callers",
-            code="internal",
-            details={"method": method, "port": sorted(port)},
-        )
-    return getattr(core, method)
+    if method in LIFECYCLE:
+        return getattr(core, method)
+    holders: list[CorePart] = [core, *cast("tuple[CorePart, ...]", getattr(core, "parts", ()))]
+    for holder in holders:
+        if method in holder.PORT:
+            return getattr(holder, method)
+    raise KimiRayError(
+        f"{type(core).__name__} has no method {method!r} for callers",
+        code="internal",
+        details={"method": method, "port": sorted({name for holder in holders for name in holder.PORT})},
+    )

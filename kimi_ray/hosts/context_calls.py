@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from kimi_ray.agent.live_agent import LiveAgent
@@ -14,13 +15,18 @@ from kimi_ray.store.seam import Stream
 
 
 class ContextCalls:
-    """What an ``AgentHost`` does to the context of its agents."""
+    """What an ``AgentHost`` does to the context of its agents.
 
-    CONTEXT_PORT: ClassVar[dict[str, Group]] = {"compact": "wait", "undo": "store"}
-    _scopes: HostScopes
+    Args:
+        scopes: Where the agents' services are.
+        agent: An agent that lives there; raises ``agent.not_found``.
+    """
 
-    def _agent(self, stream: Stream) -> LiveAgent:
-        raise NotImplementedError
+    PORT: ClassVar[dict[str, Group]] = {"compact": "wait", "undo": "store"}
+
+    def __init__(self, scopes: HostScopes, agent: Callable[[Stream], LiveAgent]) -> None:
+        self._scopes = scopes
+        self._agent = agent
 
     async def compact(self, stream: Stream, instruction: str | None) -> CompactionResult | None:
         """Compact an agent's conversation while it stands still; durable when it returns.

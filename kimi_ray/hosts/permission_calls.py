@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kimi_ray.agent.live_agent import LiveAgent
@@ -20,19 +21,27 @@ _ASK_S = 10.0
 
 
 class PermissionCalls:
-    """What an ``AgentHost`` answers about permissions."""
+    """What an ``AgentHost`` answers about permissions.
 
-    PERMISSION_PORT: ClassVar[dict[str, Group]] = {
+    Args:
+        scopes: Where the agents' services are.
+        agents: The agents that live there.
+        agent: One of them; raises ``agent.not_found``.
+    """
+
+    PORT: ClassVar[dict[str, Group]] = {
         "decide": "control",
         "set_permission_mode": "control",
         "permission_mode": "control",
         "approvals": "control",
     }
-    _scopes: HostScopes
-    _agents: dict[Stream, LiveAgent]
 
-    def _agent(self, stream: Stream) -> LiveAgent:
-        raise NotImplementedError
+    def __init__(
+        self, scopes: HostScopes, agents: Mapping[Stream, LiveAgent], agent: Callable[[Stream], LiveAgent]
+    ) -> None:
+        self._scopes = scopes
+        self._agents = agents
+        self._agent = agent
 
     async def decide(
         self, stream: Stream, call_id: str, decision: Answer, scope: AnswerScope, feedback: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
@@ -131,3 +132,26 @@ async def test_another_node_is_unschedulable(cluster):
     with pytest.raises(RuntimeFault) as caught:
         await cluster.start_host("agents", "h/agents-3", node_id="elsewhere")
     assert caught.value.code == "infra.unschedulable"
+
+
+async def test_the_parts_of_a_core_answer_their_calls_and_no_others():
+    from kimi_ray.hosts.boundary import answer
+
+    class Part:
+        PORT: ClassVar[dict[str, str]] = {"extra": "control"}
+
+        async def extra(self, value):
+            return value + 1
+
+        async def hidden(self):
+            return "seen"
+
+    class Whole(FakeCore):
+        parts = (Part(),)
+
+    core = Whole("h/agents-1", None, RuntimeConfig())  # type: ignore[arg-type]
+    assert await answer(core, "extra", (1,)) == ("ok", 2)
+    assert (await answer(core, "echo", ("x",))) == ("ok", "x")
+    for method in ("hidden", "parts", "nothing"):
+        kind, told = await answer(core, method, ())
+        assert kind == "err" and told["code"] == "internal" and "extra" in told["details"]["port"]
