@@ -76,6 +76,13 @@ def left(runtime: Any) -> list[str]:
     return sorted(name for name in os.listdir(base) if not name.startswith(".")) if base.exists() else []
 
 
+async def all_left(runtime: Any, *repositories: Path) -> None:
+    """Wait until no private directory is left, and no entry of one: a row does not wait for the last of it."""
+    async with asyncio.timeout(10):
+        while left(runtime) or any(len(git(one, "worktree", "list").splitlines()) > 1 for one in repositories):
+            await asyncio.sleep(0.02)
+
+
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
 MODEL = "scripted:tests.unit.test_runtime_workdirs:reads"
 READING = {"profile": "explore", "tools": ["Read"]}
@@ -98,9 +105,7 @@ async def test_a_swarm_in_worktrees_of_its_items(tmp_path: Path) -> None:
         report.raise_for_status()
         for row in report.rows:
             assert f"{row.item['repo']} {'old' if row.item_id.endswith('0') else 'new'}" in (row.text or "")
-        assert left(runtime) == []
-        for name in ("one", "two"):
-            assert len(git(repos / name, "worktree", "list").splitlines()) == 1
+        await all_left(runtime, repos / "one", repos / "two")
         wrong = await session.swarm(
             "go", [*items[:1], Item(id="bad", data={"repo": "one", "commit": "nope"})],
             workdir=Workdir.git("some repos/{{repo}}", "{{commit}}"), **READING,
@@ -125,7 +130,7 @@ async def test_a_swarm_in_worktrees_of_its_items(tmp_path: Path) -> None:
         host = (await hosts_of(runtime, "agents"))[0]
         peer = cluster_of(runtime).peer(host)
         assert await peer.call("drop_workdirs", [session.id], timeout_s=10) == 1
-        assert left(runtime) == [] and len(git(repos / "one", "worktree", "list").splitlines()) == 1
+        await all_left(runtime, repos / "one")
 
 
 async def test_a_swarm_in_what_a_factory_makes(tmp_path: Path, factories: Any) -> None:
@@ -155,7 +160,7 @@ async def test_a_swarm_in_what_a_factory_makes(tmp_path: Path, factories: Any) -
         assert sorted(factories.released) == sorted(str(rows[word].agent_id) for word in ("a", "b"))
         assert sorted(ctx.attempt for ctx in factories.contexts if ctx.item["word"] == "bad") == [1, 2]
         assert {ctx.session_id for ctx in factories.contexts} == {session.id}
-        assert left(runtime) == []
+        await all_left(runtime)
         for name in ("nowhere_to_be_found:make", f"{FACTORIES}:missing"):
             with pytest.raises(KimiRayError) as caught:
                 await session.start_swarm("{{word}}", items, workdir=Workdir.factory(name), **READING)
@@ -328,7 +333,7 @@ async def test_made_for_somebody_all_or_none(tmp_path: Path) -> None:
             await peer.call("make_workdirs", [*many, (bad, names[2], []), (copy, names[1], [])], timeout_s=10)
         assert caught.value.code == "workdir.not_found" and left(runtime) == [names[0]]
         assert await peer.call("drop_workdirs", ["session_0", "session_1"], timeout_s=10) == 1
-        assert left(runtime) == []
+        await all_left(runtime)
 
 
 @needs_git
@@ -388,7 +393,7 @@ async def test_a_release_that_fails_costs_no_row(
         report.raise_for_status()
         again = await session.swarm("{{item}}", ["c"], workdir=Workdir.factory(f"{FACTORIES}:make"), **READING)
         again.raise_for_status()
-        assert left(runtime) == []
+        await all_left(runtime)
     told = [record.getMessage() for record in caplog.records if "cannot let go" in record.getMessage()]
     assert len(told) == 3 and all(f"{FACTORIES}:make" in text for text in told)
 
@@ -433,6 +438,6 @@ async def test_a_host_sweeps_what_deleted_sessions_left(tmp_path: Path, monkeypa
                 await asyncio.sleep(0.01)
         await cluster.stop_host(name)
         await runtime.delete(session.id)
-        assert left(runtime) == []
+        await all_left(runtime)
         await workdirs.make([(copy, mine, [])])
         assert await workdirs.sweep() == 1 and left(runtime) == []
