@@ -16,6 +16,7 @@ from typing import Any
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import AgentError, KimiRayError, RuntimeFault, error_from_data
+from kimi_ray.hosts.boundary import unexpected
 from kimi_ray.hosts.ports import Cluster, Group, Peer, is_lost
 from kimi_ray.hosts.specs import Ack, Outcome, PromptSpec, Submit
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
@@ -271,6 +272,8 @@ class Courier:
                     pause_s = min(_PAUSE_MAX_S, pause_s * 2)
                     continue
                 failure = error
+            except Exception as error:  # noqa: BLE001  told to whoever submits: nobody else would ever answer
+                failure = unexpected(error, f"submitting at {host}")
             break
         for number, (route, _, entries) in enumerate(work):
             route.sending -= 1

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.boundary import unexpected
 from kimi_ray.hosts.ports import Peer
 from kimi_ray.hosts.specs import Outcome
 from kimi_ray.store.seam import Stream
@@ -124,15 +125,21 @@ class OutcomeWaiter:
                     await asyncio.sleep(pause_s)
                     pause_s = min(1.0, pause_s * 2)
                     continue
-                lost = [key for key in mine if self._cover.pop(key, None) is not None]
-                if lost:
-                    self._on_lost(error, lost)
+                self._lose(mine, error)
+                return
+            except Exception as error:  # noqa: BLE001  told to those who wait: nobody else would ever answer them
+                self._lose(mine, unexpected(error, f"waiting at {self._peer.name}"))
                 return
             pause_s = _LINGER_MIN_S
             known = [outcome for outcome in outcomes if self._forget((outcome.stream, outcome.prompt_id))]
             if known:
                 self._on_outcomes(known)
                 await self._linger(len(known))
+
+    def _lose(self, mine: list[PromptKey], error: KimiRayError) -> None:
+        lost = [key for key in mine if self._cover.pop(key, None) is not None]
+        if lost:
+            self._on_lost(error, lost)
 
     def _forget(self, key: PromptKey) -> bool:
         return self._cover.pop(key, None) is not None

@@ -282,3 +282,22 @@ async def test_a_child_whose_caller_goes_before_it_began_leaves_no_route_behind(
             while made._tasks:
                 await asyncio.sleep(0.001)
         assert not made._routes
+
+
+async def test_an_error_that_nobody_foresaw_is_told_to_whoever_submits() -> None:
+    async with courier() as (made, hosts):
+        route = made.route(stream(1), lambda suspect: hosts.resolve(stream(1), suspect))
+        await made._host(route)
+
+        class Odd:
+            name = "h1"
+
+            async def call(self, *_args: Any, **_how: Any) -> Any:
+                raise RecursionError("too deep")
+
+        hosts.peer = lambda name: Odd()  # type: ignore[method-assign]
+        (entry,) = made.submit(route, [PromptSpec("p")])
+        async with asyncio.timeout(5):
+            with pytest.raises(KimiRayError) as raised:
+                await asyncio.shield(entry.accepted)
+        assert raised.value.code == "internal"

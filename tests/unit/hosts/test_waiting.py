@@ -174,3 +174,21 @@ async def test_trickling_results_are_gathered() -> None:
     await waiting.until(200)
     assert host.polls < 60
     await waiting.waiter.close()
+
+
+async def test_an_error_that_nobody_foresaw_is_told_to_those_who_wait() -> None:
+    host = Host()
+    waiting = Waiting(host)
+    host.error = ValueError("odd")  # type: ignore[assignment]
+    waiting.waiter.add([key(1), key(2)])
+    async with asyncio.timeout(5):
+        while not waiting.lost:
+            await asyncio.sleep(0.001)
+    assert waiting.lost == [("internal", [key(1), key(2)])] and waiting.waiter.outstanding == 0
+    host.error = None
+    host.finish(key(1))
+    waiting.waiter.add([key(1)])
+    async with asyncio.timeout(5):
+        while waiting.came != [key(1)]:
+            await asyncio.sleep(0.001)
+    await waiting.waiter.close()
