@@ -13,7 +13,16 @@ from typing import Any, Final
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import SessionEvent, thaw
 from kimi_ray.exchange.chat_formats import arguments_of, function_of
-from kimi_ray.exchange.conversations import Asked, Contents, facts_of, log_events, readable_header, texts_of
+from kimi_ray.exchange.conversations import (
+    MALFORMED,
+    Asked,
+    Contents,
+    bad_payload,
+    facts_of,
+    log_events,
+    readable_header,
+    texts_of,
+)
 from kimi_ray.store.open import ReadStore
 from kimi_ray.store.seam import ListedLog
 from kimi_ray.version import __version__
@@ -54,8 +63,8 @@ async def atif_trajectory(
     for child in below:
         try:
             embedded.append(await atif_trajectory(store, child, problems, children=children))
-        except KimiRayError as error:
-            problems.append(error)
+        except (KimiRayError, *MALFORMED) as error:
+            problems.append(error if isinstance(error, KimiRayError) else bad_payload(child.stream, error))
             course.forget(str(child.stream))
     if embedded:
         made["subagent_trajectories"] = embedded

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from pydantic_core import from_json
 
-from kimi_ray.errors import KimiRayError, StoreError, error_from_data
+from kimi_ray.errors import KimiRayError, LogError, StoreError, error_from_data
 from kimi_ray.events import CORE, Catalog, LogHeader, SessionEvent, glance, parse_header, thaw, type_key
 from kimi_ray.log import EventLog, Message, complete_tools, derive_messages
 from kimi_ray.session.log_reader import ColdReader, pages
@@ -19,6 +19,10 @@ from kimi_ray.store.seam import ListedLog, Stream
 
 _PASSED: Final = frozenset({type_key("assistant/chunk"), type_key("llm/tokens")})
 _LOST: Final = (*UNREADABLE, "store.not_found", "store.blob_missing")
+
+
+MALFORMED: Final = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+"""What reading a payload of another shape raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,11 @@ class Contents:
                 tools = from_json(tools)
             except ValueError:
                 tools = ()
-        return Asked(header.get("model"), header.get("provider"), system, tuple(tools or ()))
+        model, provider, system = (
+            one if isinstance(one, str) and one else None
+            for one in (header.get("model"), header.get("provider"), system)
+        )
+        return Asked(model, provider, system, _tools(tools))
 
     async def _value(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -105,10 +113,32 @@ class Contents:
         return await self.blob(str(cast("dict[str, Any]", value)["$blob"]))
 
 
+def _tools(told: Any) -> tuple[dict[str, Any], ...]:
+    """The tools that are described; an import may have names alone, or nothing that is a tool."""
+    found: list[dict[str, Any]] = []
+    for one in cast("list[Any]", told if isinstance(told, list) else []):
+        tool = cast("dict[str, Any]", one if isinstance(one, dict) else {})
+        if isinstance(tool.get("name"), str):
+            parameters: dict[str, Any] = tool.get("parameters") or {}
+            found.append({"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters})
+    return tuple(found)
+
+
 def facts_of(header: LogHeader) -> dict[str, Any]:
     """Which agent, session and rollout a log is of."""
     names = ("session_id", "agent_id", "profile", "run_id", "item_id", "repeat", "attempt")
     return {name: value for name in names if (value := getattr(header, name)) is not None}
+
+
+def bad_payload(stream: Stream, error: Exception) -> LogError:
+    """``log.bad_payload``: a log has an event of another shape, for one of ``MALFORMED``."""
+    return LogError(
+        f"the log of {stream} has an event without the payload of its type:"
+        f" {error.__class__.__name__}: {str(error)[:200]}",
+        code="log.bad_payload",
+        hint="kimi_ray.events.payloads says what each type carries",
+        details={"session_id": stream.session_id, "agent_id": stream.agent_id},
+    )
 
 
 def readable_header(log: ListedLog) -> LogHeader:

@@ -14,7 +14,7 @@ from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.exchange.archive import Sink, not_written, whole_file
 from kimi_ray.exchange.atif import atif_trajectory
 from kimi_ray.exchange.chat_formats import openai_conversation, sharegpt_conversation
-from kimi_ray.exchange.conversations import read_conversation
+from kimi_ray.exchange.conversations import MALFORMED, bad_payload, read_conversation
 from kimi_ray.session.document_value import parent_of_log
 from kimi_ray.settings import Settings
 from kimi_ray.store.open import ReadStore
@@ -120,6 +120,8 @@ class _Writer:
                 yield await self._value(log, one.facts)
             except KimiRayError as error:
                 self._problems.append(error.with_details(session_id=one.session_id, agent_id=one.agent_id))
+            except MALFORMED as error:
+                self._problems.append(bad_payload(log.stream, error))
 
     async def _agents(self, wanted: Sequence[Wanted] | str) -> Sequence[Wanted]:
         if not isinstance(wanted, str):

@@ -174,6 +174,8 @@ class RowFold:
         self._shown = _Shown()
         self._reason: dict[str, Any] | None = None
         self._turn_open = False
+        self._responses = 0
+        self._of_messages = Usage()
         self._node: str | None = None
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -187,6 +189,14 @@ class RowFold:
             self._turn_open = True
         elif kind == "turn/end":
             self._turn_open, self._reason = False, data["reason"]
+        elif kind == "llm/response":
+            self._responses += 1
+        elif kind == "assistant/message" and "usage" in data and event.get("surface") == "append":
+            usage: dict[str, Any] = data["usage"] or {}
+            known = {name: usage[name] for name in Usage.model_fields if name in usage}
+            self._of_messages = self._of_messages.plus(Usage.model_construct(**known))
+        elif kind == "log/end-seed":
+            self._responses, self._of_messages = 0, Usage()
         elif kind == "runtime/activated":
             self._node = data.get("node")
         elif kind == "prompt/completed":
@@ -198,7 +208,7 @@ class RowFold:
         """See ``Fold``."""
         fold, header, stream = self._fold, self._log.header, self._log.stream
         totals = fold.totals()
-        usage = totals.usage
+        usage = totals.usage if self._responses else self._of_messages  # a log that has no llm/response
         waiting = any(record.state in ("pending", "running") for record in fold.prompts.values())
         stop = "open" if self._reason is None or self._turn_open or waiting else stop_of(self._reason)
         status = "open" if stop == "open" else status_of(stop)

@@ -181,6 +181,24 @@ async def test_what_cannot_be_read_is_told_and_the_rest_is_there(tmp_path: Path)
         }
 
 
+async def test_an_event_of_another_shape(tmp_path: Path) -> None:
+    log = worked()
+    log.raw("request/header", {"header": {"system": ["?"], "tools": "all", "model": 7}})
+    odd = child()
+    odd.raw("turn/start", {"turn": 1, "prompts": []})
+    odd.raw("llm/response", {"usage": 7})
+    odd.raw("request/header", {"header": "?"})
+    await store_logs(tmp_path, [log, odd])
+    found, report = await lines(tmp_path, "openai")
+    assert len(found) == 1 and "tools" not in found[0]
+    assert [(one["code"], one["details"]["agent_id"]) for one in report.problems] == [("log.bad_payload", "agent-1")]
+    assert found[0]["messages"][0]["role"] == "user"
+    ((trajectory,), report) = await lines(tmp_path, "atif")
+    assert [one["code"] for one in report.problems] == ["log.bad_payload"]
+    assert "subagent_trajectories" not in trajectory and "subagent_trajectory_ref" not in json.dumps(trajectory)
+    valid(trajectory)
+
+
 async def test_refusals(tmp_path: Path) -> None:
     await store_logs(tmp_path / "home", [child()])
     store = open_store(tmp_path / "home")
