@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -100,9 +101,11 @@ def test_exports_of_a_run(cli: Cli, place: Path, run: str) -> None:
         assert [one["item"] for one in facts] == ["notes.txt", "no such file 🦆"]
         assert [one["status"] for one in facts] == ["completed", "completed"]
         if form == "atif":
-            atif = pytest.importorskip("atif")
-            for line in lines:
-                assert len(atif.Trajectory.model_validate(line).steps[2].tool_calls) == 1
+            assert [len(line["steps"][2]["tool_calls"]) for line in lines] == [1, 1]
+            if find_spec("atif"):
+                from atif import Trajectory
+
+                assert [len(Trajectory.model_validate(line).steps) for line in lines] == [4, 4]
         again = cli("sessions", "export", run_id, "--format", form, "--out", "-")
         assert again.code == 0 and len(again.out.splitlines()) == 2
     one = cli("sessions", "export", f"{run}:notes.txt", "--format", "openai")

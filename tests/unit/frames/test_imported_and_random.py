@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kimi_ray.exchange import export_conversations
 from kimi_ray.exchange.dsh.importer import import_sessions
 from kimi_ray.frames.places import HomePlace
 from kimi_ray.hosts.store_host import store_options
-from kimi_ray.log import EventLog, derive_messages
+from kimi_ray.log import EventLog, complete_tools, derive_messages
 from kimi_ray.store import open_store
 from kimi_ray.store.backend import open_store_for_writing
 from tests.unit.frames.homes import Scribe, store_logs
@@ -57,12 +58,15 @@ async def test_recordings_of_another_harness(name: str, tmp_path: Path) -> None:
         assert await exported(tmp_path / "home", session_id, "openai")
         assert await exported(tmp_path / "home", session_id, "sharegpt")
         trajectories = await exported(tmp_path / "home", session_id, "atif")
-        atif = pytest.importorskip("atif")
-        for one in trajectories:
-            atif.Trajectory.model_validate(one)
+        assert trajectories and all(one["schema_version"] == "ATIF-v1.8" for one in trajectories)
+        if find_spec("atif"):
+            from atif import Trajectory
+
+            for one in trajectories:
+                Trajectory.model_validate(one)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPTS, crash=st.integers(0, 1 << 16))
 def test_random_logs(script: Any, crash: int) -> None:
     scribe = Scribe()
@@ -103,5 +107,5 @@ def test_random_logs(script: Any, crash: int) -> None:
     gone = {seq for one in messages for seq in one["replaces"] or ()}
     log = EventLog.restore(scribe.header, events)
     assert {one["seq"] for one in messages if one["role"] != "cut"} - gone == set(log.surface.seqs)
-    assert len(openai["messages"]) >= len(derive_messages(log.surface))
+    assert len(openai["messages"]) == len(complete_tools(derive_messages(log.surface)))
     assert [one["step_id"] for one in trajectory["steps"]] == list(range(1, len(trajectory["steps"]) + 1))
