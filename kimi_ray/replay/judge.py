@@ -115,10 +115,13 @@ class Judge:
             f"{len(request.messages)} messages",
         )
 
-    def missing(self, turn: RecordedTurn, step: RecordedStep, attempt: Attempt) -> Divergence:
-        """A recorded request is not made."""
+    def missing(
+        self, turn: RecordedTurn, step: RecordedStep, attempt: Attempt, reason: dict[str, Any] | None
+    ) -> Divergence:
+        """A recorded request is not made; ``reason`` is that of the replayed turn's end, if it has ended."""
         what = f"{self._place(turn, step)}, attempt {attempt.number}, is not made"
-        return self._divergence("missing_request", turn, step, attempt, what, "request", "made", ABSENT)
+        ended = ABSENT if reason is None else {"turn ended": reason}
+        return self._divergence("missing_request", turn, step, attempt, what, "request", "made", ended)
 
     def failed(self, turn: RecordedTurn | None, error: dict[str, Any], next_seq: int) -> Divergence:
         """The replay cannot go on."""

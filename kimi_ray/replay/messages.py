@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kimi_ray.events import SessionEvent
-from kimi_ray.log import Message, Surface, complete_tools, derive
+from kimi_ray.log import Message, Surface, complete_tools, derive_messages
 
 
 class MovingSurface:
@@ -20,6 +20,7 @@ class MovingSurface:
         self._place = 0
         self._surface = Surface()
         self._messages: list[Message] = []
+        """Of the first ``_through`` nodes, all calls among them answered: they stay so until a replace."""
         self._through = 0
 
     @property
@@ -43,9 +44,15 @@ class MovingSurface:
 
     def messages(self) -> list[Message]:
         """The messages as they go over the wire, every tool call answered; blobs are still references."""
-        for index in range(self._through, len(self._surface)):
-            message = derive(self._surface[index])
-            if message is not None:
-                self._messages.append(message)
-        self._through = len(self._surface)
-        return complete_tools(list(self._messages))
+        surface, end = self._surface, len(self._surface)
+        fresh = complete_tools(derive_messages(surface[index] for index in range(self._through, end)))
+        if not surface.is_balanced(end, end):
+            return [*self._messages, *fresh]
+        self._messages.extend(fresh)
+        self._through = end
+        return list(self._messages)
+
+    @property
+    def settled(self) -> int:
+        """So many messages at the beginning are the same at every later place, until ``generation`` changes."""
+        return len(self._messages)

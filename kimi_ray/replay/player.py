@@ -24,6 +24,7 @@ from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, ToolDo
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.agent.turn_config import NOTHING, Asked, TurnConfig, turn_config
 from kimi_ray.agent.turn_signal import TurnSignal
+from kimi_ray.errors import KimiRayError, LogError
 from kimi_ray.events import SessionEvent, thaw
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.chat import ChatRequest, Chunk, ToolSpec
@@ -45,6 +46,10 @@ from kimi_ray.tools.contract import Tool, ToolContext, ToolOutput
 
 _REFUSALS = frozenset({"tool.bad_arguments", "tool.unknown"})
 """Codes of results that say that a call could not start: those of today are compared with the recorded ones."""
+
+
+_MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What following a payload of another shape raises."""
 
 
 class _Diverged(Exception):
@@ -80,6 +85,7 @@ class AgentPlayer:
         self._turn: RecordedTurn | None = None
         self._config: TurnConfig | None = None
         self._header: dict[str, Any] = {}
+        self._reason: dict[str, Any] | None = None
         self._done: set[str] = set()
         self._really: set[str] = set()
         self._absent: set[str] = set()
@@ -93,20 +99,10 @@ class AgentPlayer:
             KimiRayError: why its log cannot be read, or its agent not be built.
         """
         recording = self._recording
-        bind = recording.bind or {}
-        spec = AgentSpec(
-            self._stream,
-            new_ulid(),
-            Profile.model_validate(bind.get("profile") or {"name": "recorded"}),
-            model_of_turn(None, {}, self._stage.models).model,
-            sampling=Sampling.model_validate(bind["sampling"]) if bind.get("sampling") else None,
-            workdir=self._options.workdir,
-        )
-        scope = await self._stage.enter(
-            spec, recording.header, recording.seed, Parts(self, self._tools_of, self._blobs.read)
-        )
+        spec = self._spec = self._bound(recording.bind or {})
+        parts = Parts(self, self._tools_of, self._blobs.read)
+        scope = await self._stage.enter(spec, recording.header, recording.seed, parts)
         try:
-            self._spec = spec
             self._journal = await scope.get(Journal)
             self._loop = await scope.get(TurnLoop)
             self._final = await scope.get(FinalAnswer)
@@ -125,6 +121,11 @@ class AgentPlayer:
                 await self._play_turn(turn)
         except _Diverged:
             pass
+        except KimiRayError as error:
+            self._divergence = self._judge.failed(self._turn, error.to_data(), recording.next_seq)
+        except _MALFORMED as error:
+            bad = LogError(f"the recording cannot be followed: {error!r}", code="log.bad_payload")
+            self._divergence = self._judge.failed(self._turn, bad.to_data(), recording.next_seq)
         finally:
             await scope.leave()
         return AgentReplay(
@@ -138,6 +139,21 @@ class AgentPlayer:
             tools_absent=tuple(sorted(self._absent)),
             divergence=self._divergence,
         )
+
+    def _bound(self, bind: dict[str, Any]) -> AgentSpec:
+        try:
+            return AgentSpec(
+                self._stream,
+                new_ulid(),
+                Profile.model_validate(bind.get("profile") or {"name": "recorded"}),
+                model_of_turn(None, {}, self._stage.models).model,
+                sampling=Sampling.model_validate(bind["sampling"]) if bind.get("sampling") else None,
+                workdir=self._options.workdir,
+            )
+        except _MALFORMED as error:
+            raise LogError(
+                f"{self._stream}: what the agent was bound with cannot be read: {error}", code="log.bad_payload"
+            ) from error
 
     # -- a turn -----------------------------------------------------------------------------------------------------
 
@@ -180,7 +196,7 @@ class AgentPlayer:
         self._config = config = replace(config, header_extra=config.header_extra | chosen.extra)
         first = thaw(turn.steps[0].said)
         work = TurnInput(prompts, turn.continuation, _Joins(self), first)
-        await self._loop.run(config, work, signal)
+        self._reason = await self._loop.run(config, work, signal)
         if self._divergence is not None:
             raise _Diverged
 
@@ -242,7 +258,7 @@ class AgentPlayer:
         place, step, attempt = self._script[self._next]
         if place != request.step:
             early = place > request.step
-            self._leave(judge.extra(request, turn) if early else judge.missing(turn, step, attempt))
+            self._leave(judge.extra(request, turn) if early else judge.missing(turn, step, attempt, None))
             await _for_ever()
         self._next += 1
         judge.advance(attempt.seq)
@@ -342,7 +358,7 @@ class AgentPlayer:
         judge = self._judge
         if self._next < len(self._script):
             _, step, attempt = self._script[self._next]
-            self._leave(judge.missing(turn, step, attempt))
+            self._leave(judge.missing(turn, step, attempt, self._reason))
         elif turn.reason is not None:
             judge.advance(turn.end)
             found = await judge.compare_messages(await self._journal.wire_messages(), self._journal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
@@ -94,19 +93,17 @@ class RecordedAgent:
     async def requests(self) -> AsyncIterator[RecordedRequest]:
         """Every request that was made, in order, retries too."""
         surface = MovingSurface(self.recording.surface)
-        known: list[Message] = []
+        known: list[Message] = []  # those that are settled, with everything in place
         generation = 0
         for index, (turn, place, attempt) in enumerate(self._attempts()):
             surface.advance(attempt.seq)
             if surface.generation != generation:
                 known, generation = [], surface.generation
-            messages = surface.messages()
-            # What was complete stays so until a replace: only what is new is put in full.
-            pairs = zip(known, messages, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0].get("id") == pair[1].get("id"), pairs))
-            known = known[:same] + [await self._blobs.message(message) for message in messages[same:]]
+            fresh = [await self._blobs.message(message) for message in surface.messages()[len(known) :]]
+            asked = [*known, *fresh]
+            known += fresh[: surface.settled - len(known)]
             header = await self._blobs.header(turn.header or {})
-            request = request_of(self.stream, header, list(known), turn=turn.number, step=place, attempt=attempt.number)
+            request = request_of(self.stream, header, asked, turn=turn.number, step=place, attempt=attempt.number)
             error = None if attempt.response is None else attempt.response.get("error")
             yield RecordedRequest(index, attempt.seq, attempt.time, request, header, attempt.content, error)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from kimi_ray.settings import Settings
 
 DivergenceKind = Literal["request", "extra_request", "missing_request", "messages", "failed"]
@@ -64,9 +62,7 @@ class AgentReplay(Settings):
 class ReplayReport(Settings):
     """How a replay went: every agent's, main first."""
 
-    agents: tuple[AgentReplay, ...] = Field(default=())
-    skipped: tuple[str, ...] = ()
-    """Fields that were not compared because the recording does not have them."""
+    agents: tuple[AgentReplay, ...] = ()
 
     @property
     def divergence(self) -> Divergence | None:

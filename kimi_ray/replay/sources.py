@@ -89,6 +89,8 @@ class Blobs:
     def __init__(self, source: LogSource, session_id: str) -> None:
         self._source = source
         self._session_id = session_id
+        self._headers: dict[str, bytes] = {}
+        """System prompts and tools: few, and most turns have the same."""
 
     async def read(self, digest: str) -> bytes:
         """One blob.
@@ -118,7 +120,10 @@ class Blobs:
         body: dict[str, Any] = thaw(header)
         for key, value in body.items():
             if isinstance(value, dict) and "$blob" in value:
-                raw = await self.read(str(cast("dict[str, Any]", value)["$blob"]))
+                digest = str(cast("dict[str, Any]", value)["$blob"])
+                raw = self._headers.get(digest)
+                if raw is None:
+                    raw = self._headers[digest] = await self.read(digest)
                 body[key] = raw.decode() if key == "system" else from_json(raw)
         return body
 
