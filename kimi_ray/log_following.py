@@ -33,16 +33,18 @@ class SessionPlace:
     def __init__(self, courier: Courier, session_id: str) -> None:
         self._courier = courier
         self._session_id = session_id
-        self._asked_at = 0.0
+        self._asked_at: float | None = None
         self._name: str | None = None
+        self._asking = asyncio.Lock()
 
     async def name(self) -> str | None:
         """The session's host, or None when it is not live."""
-        now = time.monotonic()
-        if now - self._asked_at > COLD_PAUSE_S / 2:
-            self._name = await self._courier.registry.find_session(self._session_id)
-            self._asked_at = now
-        return self._name
+        async with self._asking:
+            now = time.monotonic()
+            if self._asked_at is None or now - self._asked_at > COLD_PAUSE_S / 2:
+                self._name = await self._courier.registry.find_session(self._session_id)
+                self._asked_at = now
+            return self._name
 
 
 async def host_of(courier: Courier, stream: Stream, place: SessionPlace) -> str | None:

@@ -100,7 +100,11 @@ class LocalCluster:
                 return held.listing
             held = _Held(HostListing(name, kind, NODE_ID, os.getpid()))
             held.core = self._build(kind, name, _View(self, held))
-            unwrap(await self._run(held, _started(held.core)))
+            try:
+                unwrap(await self._run(held, _started(held.core)))
+            except BaseException:
+                _cut_off(held)
+                raise
             self._held[name] = held
             return held.listing
 
@@ -114,14 +118,8 @@ class LocalCluster:
         What the kernel takes from a killed process stays: a killed store's file locks live on with this process.
         """
         held = self._held.pop(name, None)
-        if held is None:
-            return
-        held.dead = True
-        held.core = None
-        own = asyncio.current_task()
-        for task in list(held.tasks):
-            if task is not own:
-                task.cancel("its core was killed")
+        if held is not None:
+            _cut_off(held)
 
     async def list_hosts(self) -> list[HostListing]:
         """The cores that live here."""
@@ -275,6 +273,16 @@ class _LocalPeer:
 
     async def call(self, method: str, *args: Any, timeout_s: float, group: Group = "default") -> Any:
         return await self._cluster._call(self._name, method, args, timeout_s, self._caller)  # pyright: ignore[reportPrivateUsage]
+
+
+def _cut_off(held: _Held) -> None:
+    """End what a core runs; it reaches nobody any more."""
+    held.dead = True
+    held.core = None
+    own = asyncio.current_task()
+    for task in list(held.tasks):
+        if task is not own:
+            task.cancel("its core was killed")
 
 
 def build_core(kind: HostKind, name: str, cluster: Cluster, config: RuntimeConfig) -> Core:

@@ -184,3 +184,23 @@ async def test_a_session_that_is_deleted_while_it_is_read_is_not_found(tmp_path:
             async for _event in session.events():
                 await session._services.courier.store.remove(session.id)
         assert caught.value.code == "session.not_found"
+
+
+async def test_many_who_look_for_one_session_ask_once() -> None:
+    from kimi_ray.log_following import SessionPlace
+
+    asked = 0
+
+    class Registry:
+        async def find_session(self, _session_id: str) -> str:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0.01)
+            return "host"
+
+    class Asks:
+        registry = Registry()
+
+    place = SessionPlace(Asks(), "s1")  # type: ignore[arg-type]
+    assert await asyncio.gather(*(place.name() for _ in range(100))) == ["host"] * 100
+    assert asked == 1

@@ -155,3 +155,22 @@ async def test_the_parts_of_a_core_answer_their_calls_and_no_others():
     for method in ("hidden", "parts", "nothing"):
         kind, told = await answer(core, method, ())
         assert kind == "err" and told["code"] == "internal" and "extra" in told["details"]["port"]
+
+
+async def test_a_core_that_cannot_start_leaves_no_task_behind():
+    running: list[asyncio.Task[None]] = []
+
+    class Broken(FakeCore):
+        async def start(self) -> None:
+            running.append(asyncio.get_running_loop().create_task(asyncio.Event().wait()))
+            await asyncio.sleep(0)
+            raise RuntimeFault("no", code="infra.unschedulable")
+
+    cluster = LocalCluster("h", RuntimeConfig(close_timeout_s=1), factories=dict.fromkeys(KINDS, Broken))
+    try:
+        with pytest.raises(RuntimeFault):
+            await cluster.start_host("agents", "h/agents-1")
+        await until(lambda: all(task.done() for task in running))
+        assert running and await cluster.list_hosts() == []
+    finally:
+        await cluster.close()
