@@ -578,3 +578,43 @@ async def test_rows_of_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     table = frames.messages(S, home=tmp_path)
     assert table.column("text").num_chunks > 10 and pylist(table, "text")[::2] == [str(n) for n in range(50)]
     assert pylist(table, "seq") == sorted(pylist(table, "seq"))
+
+
+async def test_what_the_docs_show_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    log = Scribe()
+    log.plain_turn("one")
+    first, last = log.log.surface.seqs
+    log.user("a summary", kind="compaction", surface={"replace": [first, last]}, sources=[first, last])
+    log.plain_turn("two")
+    at = log.log.surface.seqs[-2:]
+    log.log.append(
+        "surface/cut", {"reason": "undo", "prompts": []}, surface={"replace": [at[0], at[-1]]}, sources=list(at)
+    )
+    log.plain_turn("three")
+    await store_logs(tmp_path / "home", [log, eventful_in("session_two")])
+    monkeypatch.chdir(tmp_path)
+    frames.write_parquet([S, "session_two"], "frames", home="home")
+    page = (DOCS / "frames.md").read_text()
+    (query,) = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    seen = duckdb.sql(query).fetchall()
+    assert seen[:3] == [("user", "a summary"), ("user", "three"), ("assistant", "did three")] and len(seen) == 3 + 8
+    shown = re.findall(r'^duckdb\.sql\("(.*)"\)$', page, re.MULTILINE) + re.findall(
+        r'duckdb -c "(.*)"$', page, re.MULTILINE
+    )
+    assert len(shown) == 3
+    for one in shown:
+        assert duckdb.sql(one).fetchall()
+    polars = pytest.importorskip("polars")
+    lazy = polars.scan_parquet("frames/model_calls.parquet")
+    assert lazy.filter(polars.col("ttft_ms") > 2).collect().height == 7
+    pandas = pytest.importorskip("pandas")
+    steps = pandas.read_parquet("frames/steps.parquet", dtype_backend="pyarrow")
+    assert str(steps["cached_tokens"].dtype) == "int64[pyarrow]"
+
+
+def eventful_in(session_id: str) -> Scribe:
+    """The eventful log, in another session."""
+    log = eventful()
+    log.header = log.header.model_copy(update={"session_id": session_id})
+    return log
