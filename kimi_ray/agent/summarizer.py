@@ -66,6 +66,8 @@ class SummaryTask:
     """How long it may be."""
     window: int | None = None
     """The model's, in tokens; None: not known."""
+    scale: float = 1.0
+    """What a token of ``kimi_ray.log.estimate`` is by the count of the model's server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def _room(task: SummaryTask, header: dict[str, Any], messages: list[Message]) ->
     """The tokens that the summary may have, beside the request for it."""
     if task.window is None:
         return task.max_tokens
-    asked = header_tokens(header) + sum(map(message_tokens, messages)) + _SLACK
+    asked = round((header_tokens(header) + sum(map(message_tokens, messages))) * task.scale) + _SLACK
     return max(min(task.max_tokens, task.window - asked), min(_LEAST_SUMMARY, task.max_tokens))
 
 

@@ -137,6 +137,7 @@ class Compactor:
             instruction,
             max_tokens=settings.compaction.summary_tokens,
             window=settings.max_context_tokens,
+            scale=self._size.measure().scale,
         )
         try:
             return await self._summarizer.summarize(task)
@@ -148,7 +149,7 @@ class Compactor:
     def _checkpoint(self, compaction_id: str, messages: list[Message], summary: Summary, span: Span) -> Message:
         """The message in its stored form; with less of the user's words where it would save nothing otherwise."""
         settings = self._in_use.model.settings
-        budget = settings.compaction.kept_user_tokens(settings.max_context_tokens)
+        budget = self._size.estimated(settings.compaction.kept_user_tokens(settings.max_context_tokens))
         words, tokens = users_words(messages), 0
         for share in (budget, budget // 4, 0):
             message = checkpoint_message(

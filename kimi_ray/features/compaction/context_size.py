@@ -29,6 +29,10 @@ class ContextSize:
             self._meter = TokenMeter(self._journal.log, header=fold.header, counted=fold.counted)
         return self._meter.measure()
 
+    def estimated(self, tokens: int) -> int:
+        """So many tokens of the server's as tokens of the estimate, in which spans and messages are measured."""
+        return round(tokens / self.measure().scale)
+
     def prices(self) -> list[PricedNode]:
         """What each node of the surface costs, by the estimate."""
         return surface_prices(self._journal.log.surface)

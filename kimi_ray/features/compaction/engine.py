@@ -132,7 +132,7 @@ class CompactionEngine:
         if self._journal.fold.header is None:
             return None
         surface = list(self._journal.log.surface)
-        span = select_range(surface, self._size.prices(), retain)
+        span = select_range(surface, self._size.prices(), self._size.estimated(retain))
         if span is None:
             return None
         if trigger != "overflow" and len(span.seqs) == 1 and is_checkpoint(surface[0]):

@@ -11,7 +11,9 @@ from kimi_ray.errors import ProviderError
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.models import ModelSettings
 from kimi_ray.llm.script import Step
+from kimi_ray.log import message_tokens
 from kimi_ray.log.pruning import MARKER
+from kimi_ray.settings import Usage
 from kimi_ray.tools import tool
 from tests.unit.context.stage import ContextBench, Told, small
 
@@ -86,6 +88,23 @@ async def test_without_pruning_and_where_it_is_not_enough_the_conversation_is_co
         ids = [m["source"]["call_id"] for m in request.messages if m["source"].get("kind") == "tool"]
         calls = [b["id"] for m in request.messages for b in m["content"] if b["type"] == "tool-call"]
         assert ids == calls
+
+
+async def test_a_text_of_many_tokens_a_character_is_kept_in_the_window_by_what_the_server_counts() -> None:
+    most: list[int] = []
+
+    def script(request: ChatRequest) -> Step:
+        tokens = 4 * sum(map(message_tokens, request.messages))
+        most.append(tokens)
+        return Step("word " * 20, usage=Usage(input=tokens, output=120))
+
+    told = Told()
+    bench = ContextBench(script, summarizer=told, model=small(max_context_tokens=4_000))
+    for number in range(30):
+        await bench.say(f"{number} " + "please " * 15)
+    assert told.tasks and max(most) < 4_000
+    assert len(told.tasks) < 12 and not any("error" in end for end in bench.of("compaction/end"))
+    assert not bench.of("note/added")
 
 
 async def test_what_stays_is_at_least_what_is_to_be_retained() -> None:

@@ -137,7 +137,7 @@ def answer(log: EventLog, text: str, attempt: int | None = 1, **more: Any) -> No
 
 
 def counted(total: int) -> dict[str, Any]:
-    return {"input": total - 40, "cached": 10, "cache_write": 10, "output": 20, "reasoning": 5}
+    return {"input": total - 4, "cached": 1, "cache_write": 1, "output": 2, "reasoning": 1}
 
 
 def opened() -> tuple[EventLog, TokenMeter]:
@@ -162,23 +162,35 @@ def test_before_anything_was_counted_all_is_estimated_header_included() -> None:
     assert meter.measure().baseline_tokens == 1_004 + 104
 
 
-def test_what_a_server_counted_is_the_base_of_what_comes_and_goes_behind_it() -> None:
+@pytest.mark.parametrize("scale", [1, 3])
+def test_what_a_server_counted_is_the_base_of_what_comes_and_goes_behind_it(scale: int) -> None:
     log, meter = opened()
     head(log)
-    respond(log, usage=counted(500))
+    estimate = 7 + 18 + 9
+    respond(log, usage=counted(scale * estimate))
     answer(log, "abcd")
-    assert meter.measure() == Measurement(log.next_seq, "usage", 500, 0, 18 + 9)
+    assert meter.measure() == Measurement(log.next_seq, "usage", scale * estimate, 0, 18 + 9, scale)
     user(log, "abcd")
-    assert meter.total == 509
+    assert meter.total == scale * (estimate + 9)
     seqs = log.surface.seqs
     user(log, "ab", surface={"replace": [seqs[0], seqs[1]]}, sources=seqs[:2])
-    assert meter.total == 509 - 27 + 9
+    assert meter.total == scale * (estimate + 9 - 27 + 9)
     end(log)
     cut(log, log.surface.seqs[0], log.surface.seqs[-1], log.surface.seqs)
-    assert meter.measure() == Measurement(log.next_seq, "usage", 500, -27, 0)
+    assert meter.measure() == Measurement(log.next_seq, "usage", scale * estimate, -27 * scale, 0, scale)
+
+
+def test_a_proportion_beyond_all_measure_is_bounded() -> None:
+    log, meter = opened()
+    head(log)
+    respond(log, usage=counted(34_000))
+    answer(log, "abcd")
+    user(log, "abcd")
+    assert meter.total == 34_000 + 9 * 8
 
 
 def test_the_size_is_never_below_nothing() -> None:
+    assert Measurement(1, "usage", 80, -81, 0).total_tokens == 0
     log, meter = opened()
     head(log)
     user(log, "x" * 400)
@@ -186,7 +198,7 @@ def test_the_size_is_never_below_nothing() -> None:
     answer(log, "abcd")
     end(log)
     cut(log, log.surface.seqs[0], log.surface.seqs[-1], log.surface.seqs)
-    assert meter.measure().surface_delta_tokens < -80 and meter.total == 0
+    assert 0 <= meter.total <= 7  # the header is left
 
 
 @pytest.mark.parametrize(
