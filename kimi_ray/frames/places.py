@@ -111,6 +111,9 @@ class ArchivePlace:
             self.session_id = str(manifest["session"]["session_id"])
             agents = cast("list[dict[str, Any]]", manifest["agents"])
             self._files = {str(one["agent_id"]): one.get("file") for one in agents}
+            told = [one["details"] for one in cast("list[dict[str, Any]]", manifest.get("problems") or [])]
+            self._cut = {str(one["agent_id"]): one["seq"] for one in told if "agent_id" in one and "seq" in one}
+            """Logs that the export found damaged, each with the seq from which on."""
         except (KeyError, TypeError, ValueError, *_BROKEN) as error:
             raise self._not_one(str(error) or type(error).__name__) from error
 
@@ -129,10 +132,18 @@ class ArchivePlace:
                 while True:
                     run = found.readlines(_PAGE_BYTES)
                     if not run:
-                        return
+                        break
                     yield tuple(line.rstrip(b"\n") for line in run)
         except (KeyError, *_BROKEN) as error:
             raise self._damaged(file, error) from error
+        if stream.agent_id in self._cut:
+            seq = self._cut[stream.agent_id]
+            raise StoreError(
+                f"the log of {stream} was damaged from seq {seq} on when {self.name} was made of it",
+                code="store.corrupt",
+                hint="`kimi-ray sessions salvage` makes a new session of everything that verifies",
+                details={"file": self.name, "path": file, "seq": seq},
+            )
 
     def blob(self, digest: str) -> bytes:
         """See ``Place``."""

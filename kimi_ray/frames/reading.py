@@ -17,6 +17,7 @@ Event = dict[str, Any]
 Handler = Callable[[Event], None]
 
 _SLICE: Final = 64
+_TYPE: Final = b'"type":"'
 _HINT: Final = "kimi_ray.events.payloads says what each type carries"
 _MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 """What reading a payload of another shape raises."""
@@ -89,7 +90,11 @@ def _show(
     first = seq
     for line in lines:
         parts = line.split(b",", 3)
-        handlers = wanted.get(parts[2]) if len(parts) > 3 else None
+        key = parts[2] if len(parts) > 3 else b""
+        handlers = wanted.get(key)
+        if handlers is None and not key.startswith(_TYPE):
+            odd = _decoded(line, first, fault)  # another spelling, in an archive that somebody else wrote
+            handlers = None if odd is None else wanted.get(type_key(str(odd["type"])))
         if handlers is None:
             continue
         picked.append(line)

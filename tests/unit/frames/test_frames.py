@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,17 @@ async def test_a_damaged_log_ends_where_it_is_damaged(tmp_path: Path, backend: t
     assert pylist(table, "agent_id").count("main") == 1 and 0 < counts < 400
     (problem,) = frames.problems(table)
     assert problem["details"]["ends_here"] is True and problem["details"]["agent_id"] == "agent-1"
+    # an archive of it has as much, and knows
+    manifest = await export_session(open_store(tmp_path), S, tmp_path / "a.zip")
+    assert not manifest["ok"]
+    kept = frames.steps(tmp_path / "a.zip", on_damage="skip")
+    assert kept.to_pylist() == table.to_pylist()
+    assert [one["details"]["agent_id"] for one in frames.problems(kept)] == ["agent-1"]
+    raw = bytearray((tmp_path / "a.zip").read_bytes())
+    raw[len(raw) // 3] ^= 0x55  # in the middle of what is packed
+    (tmp_path / "b.zip").write_bytes(bytes(raw))
+    broken = frames.steps(tmp_path / "b.zip", on_damage="skip")
+    assert any(one["code"] == "store.corrupt" and "b.zip" in one["message"] for one in frames.problems(broken))
 
 
 async def test_an_event_of_another_shape_is_passed_over(tmp_path: Path) -> None:
@@ -384,6 +396,22 @@ async def test_an_event_of_another_shape_is_passed_over(tmp_path: Path) -> None:
     table = frames.model_calls(S, home=tmp_path, on_damage="skip")
     assert table.num_rows >= 2 and frames.problems(table)
     assert pylist(frames.tool_calls(S, home=tmp_path), "call_id", "status") == [("c9", "open")]
+
+
+async def test_an_archive_that_spells_its_events_otherwise(tmp_path: Path) -> None:
+    await store_logs(tmp_path / "home", [eventful()])
+    await export_session(open_store(tmp_path / "home"), S, tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as made, zipfile.ZipFile(tmp_path / "b.zip", "w") as spelled:
+        for name in made.namelist():
+            content = made.read(name)
+            if name.endswith(".jsonl"):
+                header, *lines = content.splitlines()
+                odd = [json.dumps(dict(reversed(json.loads(line).items()))).encode() for line in lines]
+                content = b"\n".join([header, odd[0], b"no event", *odd[1:]]) + b"\n"
+            spelled.writestr(name, content)
+    table = frames.tool_calls(tmp_path / "b.zip", on_damage="skip")
+    assert table.to_pylist() == frames.tool_calls(tmp_path / "a.zip").to_pylist()
+    assert [one["code"] for one in frames.problems(table)] == ["log.not_json"]
 
 
 async def test_a_value_of_another_type_is_null_and_told(tmp_path: Path) -> None:
