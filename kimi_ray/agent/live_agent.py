@@ -203,8 +203,10 @@ class LiveAgent(StandsStill):
         """
         record = self.prompts.get(prompt_id)
         if record is not None and prompt_id not in self._untold:
-            told = record.state not in FINAL_STATES or prompt_id not in self._undurable
-            return PromptStatus(record.state if told else "running", record.turn)
+            if record.state not in FINAL_STATES or prompt_id not in self._undurable:
+                return PromptStatus(record.state, record.turn)
+            ran = record.turn is not None or record.is_rollout
+            return PromptStatus("running" if ran else "pending", record.turn)
         outcome = self.outcome(prompt_id)
         if outcome is not None:
             return PromptStatus(outcome.result.state, outcome.result.turn)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.agent.slots import StepStarting
-from kimi_ray.agent.specs import PromptSpec
+from kimi_ray.agent.specs import PromptSpec, PromptStatus
 from kimi_ray.errors import AgentError
 from kimi_ray.llm.script import Step
 from tests.unit.agent.bench import AgentBench
@@ -240,3 +240,19 @@ async def test_every_durable_prefix_with_steered_prompts_gives_each_one_end_and_
             assert heard[-3:] == ["one", "two", "three"], cut
         if on_interrupt == "continue":
             assert set(states.values()) == {"completed"}, cut
+
+
+async def test_a_prompt_that_never_ran_is_not_called_running_until_its_end_is_durable() -> None:
+    bench = AgentBench(["slow"], chunk_chars=1, tokens_per_s=20, checkpoint="none")
+    bench.submit("one", "two")
+    await bench.until("step/start")
+    bench.store.disk.clear()
+    bench.agent.cancel("p1", "user")
+    assert bench.agent.status("p1") == PromptStatus("pending", None)
+    assert bench.agent.status("p0") == PromptStatus("running", 0)
+    bench.agent.cancel("p0", "user")
+    await bench.until("prompt/completed", count=2)
+    assert bench.agent.status("p0") == PromptStatus("running", 0)
+    bench.store.disk.set()
+    assert (await bench.result("p1")).result.state == "cancelled"
+    assert bench.agent.status("p1") == PromptStatus("cancelled", None)
