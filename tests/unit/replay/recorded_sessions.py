@@ -20,7 +20,7 @@ from kimi_ray.llm.wire import chat_body
 from kimi_ray.replay import HomeSource, ReplayOptions, ReplayReport, rebuild_session, replay_session
 from kimi_ray.runtime import Runtime
 from kimi_ray.session_handle import Session
-from kimi_ray.settings import Workdir
+from kimi_ray.settings import Profile, Workdir
 from kimi_ray.store.open import open_store
 from kimi_ray.tools import FunctionTool, tool
 from kimi_ray.workspace_handle import Workspace
@@ -66,7 +66,7 @@ async def recorded_in(
     script: Any,
     *,
     tools: Sequence[FunctionTool] = (look,),
-    profile: str = "bare",
+    profile: str | Profile = "bare",
     workdir: Workdir | None = None,
     **settings: Any,
 ) -> AsyncGenerator[tuple[Workspace, Session]]:
