@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kimi_ray.errors import KimiRayError, SessionError
+from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.ports import Group, is_lost
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
@@ -17,6 +17,9 @@ from kimi_ray.session import Activity
 OPEN_S = 90.0
 _TRIES = 6
 _PAUSE_S = 0.1
+
+_IDENTITY = ("session_id", "created_at", "cwd", "profile", "writer")
+"""What of the header of main's log tells one creation from another."""
 
 _T = TypeVar("_T")
 
@@ -158,7 +161,7 @@ async def open_session(courier: Courier, spec: SessionSpec) -> tuple[SessionInfo
             info: SessionInfo = await courier.cluster.peer(host).call(method, spec, timeout_s=OPEN_S)
             return info, host
         except KimiRayError as error:
-            if error.code == "session.exists" and asked_before:
+            if error.code == "session.exists" and asked_before and await _is_made(courier, spec):
                 # The creation whose answer was lost did happen.
                 spec = replace(
                     spec, create=False, nonce=new_ulid(), main=replace(spec.main, header=None, nonce=new_ulid())
@@ -173,6 +176,18 @@ async def open_session(courier: Courier, spec: SessionSpec) -> tuple[SessionInfo
                 asked_before = True
         await asyncio.sleep(_PAUSE_S * (attempt + 1))
     raise AssertionError
+
+
+async def _is_made(courier: Courier, spec: SessionSpec) -> bool:
+    """Whether the session that is there is the one that was to be made, and not another one's of the same id."""
+    try:
+        stored = (await courier.store.inspect(spec.main.stream)).header
+    except StoreError as error:
+        if error.code not in ("store.not_found", "store.deleted"):
+            raise
+        return False
+    asked = spec.main.header or {}
+    return all(stored.get(key) == asked.get(key) for key in _IDENTITY)
 
 
 class Notes:
