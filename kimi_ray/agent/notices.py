@@ -38,9 +38,12 @@ class Notices:
         self._waiting: deque[tuple[HookSlot[Any], Any]] = deque()
         self._teller: asyncio.Task[None] | None = None
         self._dropped = False
+        self._closed = False
 
     def tell(self, slot: HookSlot[E], event: E) -> None:
-        """Tell the slot's handlers, after all that was told before. Returns at once."""
+        """Tell the slot's handlers, after all that was told before; nothing behind the agent's end. Returns at once."""
+        if self._closed:
+            return
         if len(self._waiting) >= MAX_WAITING:
             if not self._dropped:
                 self._note(f"{MAX_WAITING} notices wait for slow handlers: {slot.name} and others are not told")
@@ -58,15 +61,16 @@ class Notices:
     async def close(self, within_s: float) -> None:
         """Let what waits be heard for so many seconds, then give it up."""
         teller = self._teller
-        if teller is None or teller.done():
-            return
-        await asyncio.wait([teller], timeout=within_s)
-        if not teller.done():
+        if teller is not None:
+            await asyncio.wait([teller], timeout=within_s)
+        self._closed = True
+        if teller is not None and not teller.done():
             self._note(f"the handlers of notices took longer than {within_s:g} s at the agent's end and were stopped")
             await self.end()
 
     def stop(self) -> None:
         """Tell nothing more, not even what is being told."""
+        self._closed = True
         self._waiting.clear()
         if self._teller is not None:
             self._teller.cancel()

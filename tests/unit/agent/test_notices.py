@@ -9,6 +9,7 @@ import pytest
 
 import kimi_ray.agent.live_agent as live_agent
 import kimi_ray.agent.notices as notices
+from kimi_ray.agent.slots import TurnEnded
 from kimi_ray.agent.specs import PromptSpec
 from kimi_ray.llm.script import Step
 from tests.unit.agent.bench import AgentBench
@@ -221,3 +222,20 @@ async def test_a_queued_prompt_is_told_with_its_whole_text() -> None:
     texts = [len(event.content[0]["text"]) for name, event in listener.heard if name == "prompt_queued"]
     assert texts == [50_000]
     assert [len(event.prompt) for name, event in listener.heard if name == "turn_started"] == [3, 50_000]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_behind_the_end_of_an_agent_nobody_is_told_anything(lost: bool) -> None:
+    bench = AgentBench(["x"])
+    listener = Listener(bench, "turn_ended")
+    bench.submit("go")
+    await bench.result()
+    await listener.until(1)
+    if lost:
+        bench.agent.fence()
+    await bench.agent.close()
+    told = bench.agent._notices  # pyright: ignore[reportPrivateUsage]
+    told.tell(bench.slots.turn_ended, TurnEnded(1, {"kind": "completed"}))
+    assert told._teller is None or told._teller.done()  # pyright: ignore[reportPrivateUsage]
+    await asyncio.sleep(0)
+    assert listener.names == ["turn_ended"]
