@@ -144,6 +144,19 @@ class _Course:
         before, self._asked = self._asked, await self._contents.asked(event.data["header"])
         if self._asked.system and self._asked.system != before.system:
             self._step(event, "system", self._asked.system, extra={"kind": "system_prompt"})
+            if not any(step["source"] == "agent" for step in self._steps):
+                self._to_the_front()
+
+    def _to_the_front(self) -> None:
+        """The first system prompt stands before the prompt that it was sent with, which the log has first."""
+        self._steps.insert(0, self._steps.pop())
+        moved = {step["step_id"]: place for place, step in enumerate(self._steps, 1)}
+        self._by_seq = {seq: moved[number] for seq, number in self._by_seq.items()}
+        for place, step in enumerate(self._steps, 1):
+            step["step_id"] = place
+            replaced = step.get("extra", {}).get("replaced_steps")
+            if replaced:
+                step["extra"]["replaced_steps"] = [moved[number] for number in replaced]
 
     async def _user(self, event: SessionEvent) -> None:
         message = await self._contents.message(event.data)

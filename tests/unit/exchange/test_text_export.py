@@ -115,6 +115,26 @@ async def test_atif(tmp_path: Path) -> None:
     assert len(found.steps) == 6 and found.subagent_trajectories[0].steps[0].message == "a part"
 
 
+async def test_the_system_prompt_comes_first(tmp_path: Path) -> None:
+    log = Scribe()
+    log.turn()
+    first = log.user("an old prompt")
+    log.user("the prompt", kind="compaction", surface={"replace": [first.seq, first.seq]}, sources=[first.seq])
+    log._unsaid = {"provider": "openai", "model": "m", "system": "Be brief."}
+    log.step()
+    log.answer("yes")
+    log.end()
+    log._unsaid = {"provider": "openai", "model": "m", "system": "Be long."}
+    log.plain_turn("more")
+    await store_logs(tmp_path, [log])
+    (trajectory,), _ = await lines(tmp_path, "atif")
+    steps = valid(trajectory).steps
+    assert [one.message for one in steps] == [
+        "Be brief.", "an old prompt", "the prompt", "yes", "Be long.", "more", "did more",
+    ]  # fmt: skip
+    assert steps[2].extra["replaced_steps"] == [2]
+
+
 async def test_atif_of_a_compaction_an_undo_and_a_fork(tmp_path: Path) -> None:
     source = Scribe()
     source.bind()
