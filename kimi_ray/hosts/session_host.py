@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -89,6 +89,8 @@ class SessionHost:
             {RuntimeConfig: config, Cluster: cluster, HostName: HostName(name)},
         )
         self._sessions: dict[str, LiveSession] = {}
+        self._coming: set[str] = set()
+        """The sessions that are opened just now."""
         self._locks = NamedLocks()
         self._closing = False
 
@@ -118,7 +120,7 @@ class SessionHost:
                 failures[session_id] = error
 
         # Those that are opened just now, too: no other is opened any more.
-        await asyncio.gather(*(close_one(session_id) for session_id in {*self._sessions, *self._locks.wanted}))
+        await asyncio.gather(*(close_one(session_id) for session_id in {*self._sessions, *self._coming}))
         if not failures:
             await self._opening.close()
             await dispose(self._app, self._name)
@@ -171,7 +173,7 @@ class SessionHost:
                     return live.info()
                 raise already_there(spec.session_id)
             async with self._placed(spec.session_id):
-                live = self._sessions[spec.session_id] = await self._opening.create(spec)
+                live = await self._opened(spec, self._opening.create)
             return replace(live.info(), opened=True)
 
     async def resume_session(self, spec: SessionSpec) -> SessionInfo:
@@ -189,7 +191,7 @@ class SessionHost:
                 await live.look_after()
                 return live.info()
             async with self._placed(spec.session_id):
-                live = self._sessions[spec.session_id] = await self._opening.revive(spec)
+                live = await self._opened(spec, self._opening.revive)
             return replace(live.info(), opened=True)
 
     async def archive_session(self, session_id: str, workspaces: Collection[str] | None = None) -> Document:
@@ -391,6 +393,14 @@ class SessionHost:
             live.abandon(error)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    async def _opened(self, spec: SessionSpec, bring: Callable[[SessionSpec], Awaitable[LiveSession]]) -> LiveSession:
+        self._coming.add(spec.session_id)
+        try:
+            live = self._sessions[spec.session_id] = await bring(spec)
+        finally:
+            self._coming.discard(spec.session_id)
+        return live
 
     async def _close_live(self, live: LiveSession, *, force: bool) -> None:
         await self._watch.catch_up(live)

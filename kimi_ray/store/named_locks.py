@@ -13,11 +13,6 @@ class NamedLocks:
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    @property
-    def wanted(self) -> set[str]:
-        """The names that somebody has or waits for."""
-        return set(self._locks)
-
     @asynccontextmanager
     async def alone(self, name: str) -> AsyncGenerator[None]:
         """Nobody else has the name during the block."""

@@ -223,3 +223,10 @@ async def test_a_session_that_is_created_while_the_runtime_closes_is_closed_with
         await asyncio.wait([creating])
         assert ended == [False]
         assert (tmp_path / "home").exists() and runtime._links["s1"].closed
+
+
+async def test_a_host_that_closes_does_not_wait_for_what_opens_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runtime, _, _model):
+        core = await core_of(runtime)
+        async with core._only("s1"):  # a fork that copies for minutes, say: the next one to open the home undoes it
+            await asyncio.wait_for(core.close(), 5)
