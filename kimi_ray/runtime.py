@@ -251,7 +251,7 @@ class Runtime:
     async def _close_late(self, before: list[str]) -> None:
         """Close the sessions that were being opened when the close began."""
         if self._opening:
-            await asyncio.wait(self._opening)
+            await asyncio.wait(self._opening, timeout=self.config.close_timeout_s)
             await asyncio.gather(*(self._sessions[one].close() for one in self._ours() if one not in before))
 
     async def open(self, spec: SessionSpec) -> Session:
