@@ -52,6 +52,14 @@ class MovingSurface:
         self._through = end
         return list(self._messages)
 
+    def between(self, first: int, last: int) -> list[Message]:
+        """The messages of the nodes from one seq to another, as they would go over the wire alone."""
+        seqs = self._surface.seqs
+        if first not in seqs or last not in seqs:
+            return []
+        nodes = (self._surface[index] for index in range(seqs.index(first), seqs.index(last) + 1))
+        return complete_tools(derive_messages(nodes))
+
     @property
     def settled(self) -> int:
         """So many messages at the beginning are the same at every later place, until ``generation`` changes."""

@@ -262,7 +262,11 @@ class AgentPlayer:
             await _for_ever()
         self._next += 1
         judge.advance(attempt.seq)
-        found = await self._compare(request)
+        try:
+            found = await self._compare(request)
+        except KimiRayError as error:  # what the recording keeps by reference is not there
+            self._leave(judge.failed(turn, error.to_data(), attempt.seq))
+            await _for_ever()
         if found is not None:
             self._leave(judge.different("request", found, turn, step, attempt))
             await _for_ever()
@@ -339,8 +343,14 @@ class AgentPlayer:
         if not done.executed and (code is None or code in _REFUSALS):
             return  # today's refusal: what becomes of it is compared
         block = result["message"]["content"][0]
+        try:
+            content = await self._blobs.blocks(block["content"])
+        except KimiRayError as error:
+            assert self._turn is not None
+            self._leave(self._judge.failed(self._turn, error.to_data(), self._turn.end))
+            return
         done.output = ToolOutput(
-            await self._blobs.blocks(block["content"]),
+            content,
             is_error=bool(block.get("is_error")),
             error_code=code,
             exit_code=result.get("exit_code"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
@@ -106,6 +106,19 @@ class RecordedAgent:
             request = request_of(self.stream, header, asked, turn=turn.number, step=place, attempt=attempt.number)
             error = None if attempt.response is None else attempt.response.get("error")
             yield RecordedRequest(index, attempt.seq, attempt.time, request, header, attempt.content, error)
+
+    async def summary_requests(self) -> AsyncIterator[ChatRequest]:
+        """Every request for the summary of a compaction, in order."""
+        surface = MovingSurface(self.recording.surface)
+        for asked in self.recording.summaries:
+            data = asked.event.data
+            surface.advance(asked.event.seq)
+            found = surface.between(asked.first, asked.last)[data.get("left_out", 0) :]
+            messages = [await self._blobs.message(message) for message in [*found, data["message"]]]
+            header = await self._blobs.header(asked.header or {})
+            header |= {"model": data["model"], "sampling": data.get("sampling")}
+            made = request_of(self.stream, header, messages, turn=0, step=0, attempt=data["attempt"])
+            yield replace(made, purpose="compaction")
 
     def _attempts(self) -> Iterator[tuple[RecordedTurn, int, Attempt]]:
         for turn in self.recording.turns:

@@ -152,6 +152,23 @@ class RecordedTurn:
         return reason["kind"] in ("cancelled", "interrupted", "limit", "blocked")
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryAsked:
+    """A request for the summary of a compaction.
+
+    Attributes:
+        event: The ``compaction/request``.
+        first: The seq of the first node that is to be summarized.
+        last: That of the last one.
+        header: The request header that counted.
+    """
+
+    event: SessionEvent
+    first: int
+    last: int
+    header: dict[str, Any] | None
+
+
 @dataclass(slots=True)
 class Recording:
     """The script of one log.
@@ -161,6 +178,7 @@ class Recording:
         seed: The lines that it began with: another log's, which are not replayed.
         surface: All events that were on its surface at some time, the seed's among them, in order.
         turns: What there is to replay.
+        summaries: The requests for summaries, in order.
         bind: How the agent is bound.
         next_seq: The seq behind its last event.
     """
@@ -169,6 +187,7 @@ class Recording:
     seed: list[bytes] = field(default_factory=list[bytes])
     surface: list[SessionEvent] = field(default_factory=list[SessionEvent])
     turns: list[RecordedTurn] = field(default_factory=list[RecordedTurn])
+    summaries: list[SummaryAsked] = field(default_factory=list[SummaryAsked])
     bind: dict[str, Any] | None = None
     next_seq: int = 0
 
@@ -209,6 +228,7 @@ class RecordingReader:
         """From outside, and not put anywhere yet."""
         self._submitted: list[dict[str, Any]] = []
         self._completed: list[str] = []
+        self._compacting: tuple[int, int] | None = None
         self._model: str | None = None if bind is None else bind.get("model")
         self._header: dict[str, Any] | None = None
 
@@ -268,6 +288,14 @@ class RecordingReader:
 
     def _submission(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._submitted.append(event.data)
+
+    def _compaction(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        found = event.data.get("shadowed_range")
+        self._compacting = None if found is None else (found["start"], found["end"])
+
+    def _summary(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        if self._compacting is not None:
+            self._made.summaries.append(SummaryAsked(event, *self._compacting, self._header))
 
     def _completion(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._completed.append(event.data["prompt_id"])
@@ -379,6 +407,8 @@ _HANDLERS: dict[str, Any] = {
     "profile/bind": RecordingReader._bind,  # pyright: ignore[reportPrivateUsage]
     "profile/model": RecordingReader._switched,  # pyright: ignore[reportPrivateUsage]
     "prompt/submitted": RecordingReader._submission,  # pyright: ignore[reportPrivateUsage]
+    "compaction/start": RecordingReader._compaction,  # pyright: ignore[reportPrivateUsage]
+    "compaction/request": RecordingReader._summary,  # pyright: ignore[reportPrivateUsage]
     "prompt/completed": RecordingReader._completion,  # pyright: ignore[reportPrivateUsage]
     "turn/start": RecordingReader._turn_start,  # pyright: ignore[reportPrivateUsage]
     "turn/end": RecordingReader._turn_end,  # pyright: ignore[reportPrivateUsage]

@@ -26,10 +26,12 @@ class Talk:
 
     def __init__(self) -> None:
         self.requests: list[ChatRequest] = []
+        self.summaries: list[ChatRequest] = []
         self.overflow_at: int | None = None
 
     def answer(self, request: ChatRequest) -> Step:
         if request.purpose == "compaction":
+            self.summaries.append(request)
             return SUMMARY
         self.requests.append(request)
         if len(self.requests) == self.overflow_at:
@@ -74,6 +76,7 @@ async def test_compactions_before_steps_by_hand_and_undos(tmp_path: Path) -> Non
     agent = (await rebuild_session(source_of(tmp_path), "s1")).main
     found = [one.request.messages async for one in agent.requests()]
     assert found == [one.messages for one in talk.requests]
+    assert [one async for one in agent.summary_requests()] == talk.summaries != []
 
 
 async def test_results_that_were_pruned(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.config import load_config
+from kimi_ray.errors import KimiRayError
 from kimi_ray.events import event_from_data, make_event, parse_event
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.log import Order, closing_events
@@ -148,7 +149,9 @@ async def test_a_crash_in_the_middle_of_a_turn(tmp_path: Path, on_interrupt: Any
         await session.main.submit("go", output_schema={"type": "object"}, on_interrupt=on_interrupt)
         await scenes.until_waiting()
         await session.flush()
-        shutil.copytree(tmp_path / "lost" / "home", tmp_path / "home")
+        # without what is only a cache, or about to be renamed
+        passing = shutil.ignore_patterns("index*", ".*", "*.tmp*")
+        shutil.copytree(tmp_path / "lost" / "home", tmp_path / "home", ignore=passing)
         await session.main.cancel()
     scenes.steps["go"] = ["no", "{}"]
     async with Runtime.connect(tmp_path / "home", "in-process", config=FAST) as runtime:
@@ -187,6 +190,26 @@ async def test_a_log_that_cannot_be_read_is_told_and_the_others_are_replayed(tmp
     assert other.requests == 1 and other.divergence is None and report.divergence is None
     rebuilt = await rebuild_session(source_of(tmp_path), "s1")
     assert list(rebuilt.agents) == ["agent-1"] and rebuilt.unreadable["main"].code == "store.corrupt"
+
+
+async def test_a_blob_that_is_gone_is_named(tmp_path: Path) -> None:
+    scenes = Scenes()
+    scenes.steps["go"] = [Step.call("look", {"what": "y" * 30_000}), "done", "z" * 20_000]
+    async with recorded(tmp_path, scenes.answer) as session:
+        await (await session.main.submit("go")).result(10)
+        await (await session.main.submit("x" * 40_000)).result(10)
+    blobs = [path for path in (tmp_path / "home" / "blobs").glob("*/*") if path.stat().st_size > 20_000]
+    assert len(blobs) == 3, "arguments, result, prompt"
+    for path in blobs:
+        path.unlink()
+    main = (await rebuild_session(source_of(tmp_path), "s1")).main
+    with pytest.raises(KimiRayError) as gone:
+        await main.messages()
+    assert gone.value.code.startswith("store.")
+    report = await replayed(tmp_path)
+    found = report.divergence
+    assert found is not None and not report.ok and found.kind == "failed", found
+    assert found.replayed["code"] == gone.value.code
 
 
 async def test_a_payload_of_another_shape_is_told(tmp_path: Path) -> None:
