@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from kimi_ray.agent.slots import Compacted, Compacting
 from kimi_ray.errors import AgentError, KimiRayError, LogError, ProviderError, StoreError
 from kimi_ray.events import SessionEvent
 from kimi_ray.llm.script import Step
 from tests.unit.agent.bench import AgentBench
 from tests.unit.context.stage import ContextBench, Told, small
-from tests.unit.log.scripts import user
+from tests.unit.log.scripts import begin, end, new_log, user
 
 
 async def talked(turns: int = 3, **options: Any) -> ContextBench:
@@ -315,3 +316,68 @@ async def test_the_todo_list_is_in_the_checkpoint_and_the_users_words_are_carrie
     assert blocks[-2] == "## Todo list\n[~] ship it" and "Second." in blocks[-1]
     assert checkpoint["source"]["answers"] == 4
     assert sum("<compacted-summary>" in block for block in blocks) == 1
+
+
+def test_a_log_takes_no_compaction_out_of_its_order() -> None:
+    log = new_log()
+    user(log, "one")
+    with pytest.raises(LogError):
+        log.append("compaction/start", {"compaction_id": "k", "turn": 0})
+    begin(log)
+    with pytest.raises(LogError):
+        log.append("compaction/start", {"compaction_id": "k"})
+    log.append("compaction/start", {"compaction_id": "k", "turn": 0})
+    summary = {"summary": [], "shadowed_range": {}, "shadowed_seqs": [0], "shadowed_tokens": 1}
+    for compaction_id in ("other", ""):
+        with pytest.raises(LogError) as raised:
+            log.append("compaction/summary", {"compaction_id": compaction_id, **summary})
+        assert raised.value.code == "log.out_of_order"
+    log.append("compaction/summary", {"compaction_id": "k", **summary})
+    log.append("compaction/end", {"compaction_id": "k", "turn": 0})
+    with pytest.raises(LogError):
+        log.append("compaction/summary", {"compaction_id": "k", **summary})
+    end(log)
+
+
+async def test_a_features_own_span_is_compacted_inside_a_turn_only() -> None:
+    spans: list[tuple[int, ...]] = []
+
+    class OnStep:
+        async def look(self, _event: Any) -> None:
+            if len(bench.log.surface) >= 5 and not spans:
+                seqs = bench.log.surface.seqs
+                result = await bench.engine.compact_region(seqs[1], seqs[2])
+                spans.append(result.shadowed_seqs)
+
+    bench = await talked(0)
+    bench.slots.step.register("own", OnStep().look)
+    for number in range(3):
+        await bench.say(f"question {number} " + "please " * 30)
+    assert len(spans) == 1 and len(spans[0]) == 2
+    assert bench.of("compaction/start")[0]["trigger"] == "region" and bench.words[1] == "*"
+    seqs = bench.log.surface.seqs
+    with pytest.raises(AgentError) as raised:
+        await bench.engine.compact_region(seqs[0], seqs[1])
+    assert raised.value.code == "compaction.no_turn"
+
+
+async def test_whoever_is_asked_before_can_let_it_fail_and_the_bracket_says_so() -> None:
+    bench = await talked()
+
+    async def no(_event: Compacting) -> None:
+        raise KimiRayError("not now", code="house.no")
+
+    bench.slots.compacting.register("house", no)
+    assert (await raised_by(bench)).code == "house.no"
+    assert bench.of("compaction/end")[0]["error"]["code"] == "house.no"
+    bench.slots.compacting.remove("house")
+    told_of: list[Compacted] = []
+
+    async def hear(event: Compacted) -> None:
+        told_of.append(event)
+
+    bench.slots.compacted.register("house", hear)
+    result = await bench.compact()
+    await bench.notices.settled()
+    assert result is not None and told_of[0].compaction_id == result.compaction_id
+    assert told_of[0].tokens == bench.size.total
