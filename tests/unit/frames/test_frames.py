@@ -595,6 +595,24 @@ async def test_files_appear_all_or_not_at_all(tmp_path: Path) -> None:
     assert frames.write_parquet(S, out, home=tmp_path / "home", force=True).ok
 
 
+async def test_only_what_a_frame_needs_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kimi_ray.frames import reading
+
+    log = eventful()
+    log.turn()
+    log.step()
+    for _ in range(50):
+        chunk = {"type": "text-delta", "index": 0, "text": "x"}
+        log.add("assistant/chunk", **log.where, attempt=1, chunk=chunk)
+    await store_logs(tmp_path, [log])
+    decoded: list[bytes] = []
+    real = reading.from_json
+    monkeypatch.setattr(reading, "from_json", lambda data, **options: (decoded.append(data), real(data, **options))[1])
+    assert frames.tool_calls(S, home=tmp_path).num_rows == 3
+    kinds = set(re.findall(rb'"type":"([a-z]+/[a-z-]+)","data"', b"".join(decoded)))
+    assert kinds == {b"assistant/message", b"tool/call", b"tool/result", b"turn/start"}
+
+
 async def test_rows_of_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kimi_ray.frames import batches
 
