@@ -61,10 +61,12 @@ class Edit(BuiltinTool[EditArguments]):
         if old == new:
             raise ToolError("old_string and new_string are the same", code="tool.no_change", hint="nothing to do")
         count = text.count(old)
+        # the model was shown the lines without their endings
         if count == 0 and "\r\n" in text and "\r\n" not in old and "\n" in old:
-            # the model was shown the lines without their endings
-            old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
+            old, new = old.replace("\n", "\r\n"), _with_crlf(new)
             count = text.count(old)
+        elif "\n" in new and "\n" not in old and "\r\n" in text and text.count("\n") == text.count("\r\n"):
+            new = _with_crlf(new)
         if count == 0:
             raise ToolError(
                 f"old_string does not occur in {path}", code="tool.no_match", hint=_why_not(text, arguments.old_string)
@@ -89,6 +91,10 @@ class Edit(BuiltinTool[EditArguments]):
         await context.environment.write_bytes(path, text.replace(old, new).encode())
         where = f"line {lines[0]}" if count == 1 else f"{count} places, the first in line {lines[0]}"
         return ToolOutput(f"Changed {path} ({where})", meta={"path": path, "replaced": count})
+
+
+def _with_crlf(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
 def _lines_of(text: str, piece: str) -> list[int]:

@@ -262,6 +262,15 @@ async def test_edit_keeps_carriage_returns(bench: Bench) -> None:
     assert (bench.root / "dos").read_bytes() == b"1\r\n2\r\n2b\r\nthree\r\n"
 
 
+async def test_lines_that_are_put_into_one_line_end_as_all_others_do(bench: Bench) -> None:
+    bench.file("dos", "one\r\ntwo\r\n")
+    await bench.text("Edit", path="dos", old_string="one", new_string="1\n1b")
+    assert (bench.root / "dos").read_bytes() == b"1\r\n1b\r\ntwo\r\n"
+    bench.file("mixed", "one\r\ntwo\n")
+    await bench.text("Edit", path="mixed", old_string="one", new_string="1\n1b")
+    assert (bench.root / "mixed").read_bytes() == b"1\n1b\r\ntwo\n"
+
+
 # -- Glob and path patterns ------------------------------------------------------------------------------------------
 
 
