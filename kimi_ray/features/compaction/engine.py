@@ -60,8 +60,9 @@ class CompactionEngine:
         if window is None or threshold is None or self._size.total < threshold:
             return None
         self._check_free()
-        if self.settings.prune and await self._pruner.prune(self.settings.prune_rule) and self._size.total < threshold:
-            return None
+        for unseen in (False, True) if self.settings.prune else ():
+            if await self._pruner.prune(self.settings.prune_rule, unseen=unseen) and self._size.total < threshold:
+                return None
         result: CompactionResult | None = None
         for _ in range(self.settings.retries + 1):
             found = await self._compact("pressure", self.settings.retained(window), threshold=threshold)

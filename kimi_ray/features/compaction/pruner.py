@@ -24,8 +24,12 @@ class Pruner:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def prune(self, rule: PruneRule) -> int:
+    async def prune(self, rule: PruneRule, *, unseen: bool = True) -> int:
         """Shorten every tool result that is too long; returns how many were.
+
+        Args:
+            rule: What stays of each.
+            unseen: Also those behind the last answer, which no request had yet.
 
         Raises:
             AgentError: ``compaction.no_turn``: results are replaced in a turn only.
@@ -35,7 +39,11 @@ class Pruner:
         if journal.log.order.open_turn is None:
             raise AgentError("tool results are pruned in a turn only", code="compaction.no_turn")
         count = 0
-        for node in list(journal.log.surface):
+        nodes = list(journal.log.surface)
+        if not unseen:
+            answers = [at for at, node in enumerate(nodes) if node.type == "assistant/message"]
+            del nodes[answers[-1] if answers else 0 :]
+        for node in nodes:
             if node.type != "tool/result" or _most_chars(node.data["message"]) <= rule.threshold:
                 continue
             [whole] = await journal.resolve([node.data["message"]])

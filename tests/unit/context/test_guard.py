@@ -70,6 +70,17 @@ async def test_pruning_alone_may_be_enough_and_then_no_model_is_asked() -> None:
     assert bench.requests[-1].messages[-1]["content"][0]["content"][0]["text"] == kept["text"]
 
 
+async def test_results_that_no_request_had_yet_are_pruned_last() -> None:
+    bench = ContextBench(reader(1_700, 1_600), tools=(read,), summarizer=(told := Told()))
+    await bench.say("read it")
+    first, second = (event.seq for event in bench.events if event.type == "tool/result" and event.replaced is None)
+    assert [prune["shadowed_seqs"] for prune in bench.of("compaction/prune")] == [[first]] and not told.tasks
+    assert second in bench.log.surface.seqs and first not in bench.log.surface.seqs
+    bench = ContextBench(reader(1_700, 3_600), tools=(read,), summarizer=told)
+    await bench.say("read it")
+    assert len(bench.of("compaction/prune")) == 2 and not told.tasks
+
+
 async def test_without_pruning_and_where_it_is_not_enough_the_conversation_is_compacted() -> None:
     told = Told()
     bench = ContextBench(reader(900, 900, 900, 900, 900), tools=(read,), summarizer=told, model=small())
