@@ -19,6 +19,7 @@ from kimi_ray.errors import ProviderError
 from kimi_ray.llm.chat import ChatRequest, Chunk, Finish, MetaChunk, UsageChunk
 from kimi_ray.llm.completion import CompletionReader, finish_reason
 from kimi_ray.llm.connections import CONNECT_TIMEOUT_S, Connections, Lane
+from kimi_ray.llm.deadline import Deadline
 from kimi_ray.llm.estimate import Estimator
 from kimi_ray.llm.faults import (
     Place,
@@ -140,6 +141,7 @@ class OpenAIProvider:
         try:
             return await answer.models(lane.client(0), timeout_s)
         finally:
+            await answer.close()
             self._connections.give_back(lane)
 
     async def whole_answer(self, request: ChatRequest) -> dict[str, Any]:
@@ -198,6 +200,7 @@ class _Answer:
         self._headers: dict[str, Any] = {}
         self._response: Any = None
         self._bytes: AsyncIterator[bytes] | None = None
+        self._deadline = Deadline()
 
     async def lane(self, connections: Connections) -> Lane:
         """A place among the connections; waited for when ``max_connections`` are in use."""
@@ -343,6 +346,7 @@ class _Answer:
 
     async def close(self) -> None:
         """Close the response; the connection of an unfinished one with it."""
+        self._deadline.close()
         response, self._response = self._response, None
         if response is not None:
             await response.close()
@@ -360,7 +364,7 @@ class _Answer:
         if self._settings.stream and idle < left:
             left, bound, kind = idle, idle, "idle"
         try:
-            async with asyncio.timeout(left):
+            with self._deadline.within(left):
                 return await step
         except TimeoutError:
             raise timeout_fault(self._place, kind, bound) from None
