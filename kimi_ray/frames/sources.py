@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from kimi_ray.config import load_config
 from kimi_ray.errors import ConfigError, KimiRayError, SessionError, StoreError, error_from_data
 from kimi_ray.frames.places import ArchivePlace, HomePlace, Place
 from kimi_ray.ids import agent_number, is_path_safe_id
-from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, read_manifest
+from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
 from kimi_ray.session.document_value import parent_of_log
 from kimi_ray.store.seam import ListedLog, Stream
 
@@ -207,35 +209,26 @@ def _order(agent_id: str) -> tuple[int, str]:
 
 
 def _streams_of(directory: Path) -> Iterator[Stream]:
-    """The logs that the rows and attempts of a run name, read as far as they are rows: ``rows`` tells of the rest."""
-    from kimi_ray.runs.run_directory import read_attempts, read_rows
-
-    readers: tuple[Callable[[Path], Iterable[Any]], ...] = (read_rows, read_attempts)
-    for read in readers:
+    """The logs that the rows and attempts of a run name; what is wrong with a row is told where it becomes one."""
+    for name in (RESULTS, ATTEMPTS):
         try:
-            rows = list(read(directory))
-        except KimiRayError:
-            rows = _some_rows(directory)
-        for row in rows:
-            if row.session_id and row.agent_id:
-                yield Stream(row.session_id, row.agent_id)
-
-
-def _some_rows(directory: Path) -> list[Any]:
-    """The attempts of a run one of whose files is damaged, without the damaged lines."""
-    from kimi_ray.runs.rows import attempt_from_line
-
-    rows: list[Any] = []
-    try:
-        data = (directory / ATTEMPTS).read_bytes()
-    except OSError:
-        return rows
-    for line in data.split(b"\n")[:-1]:
-        try:
-            rows.append(attempt_from_line(line))
-        except KimiRayError:
+            with (directory / name).open("rb") as file:
+                for line in file:
+                    stream = _stream_of(line)
+                    if stream is not None:
+                        yield stream
+        except OSError:
             continue
-    return rows
+
+
+def _stream_of(line: bytes) -> Stream | None:
+    try:
+        row: Any = from_json(line)
+        session_id, agent_id = row["session_id"], row["agent_id"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    known = isinstance(session_id, str) and isinstance(agent_id, str) and is_path_safe_id(session_id)
+    return Stream(session_id, agent_id) if known else None
 
 
 def _of_run(logs: Iterable[ListedLog], run_id: str, named: dict[Stream, None]) -> list[ListedLog]:
