@@ -5,6 +5,9 @@ What Features register at an agent's slots is not built: what it said is in the 
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -18,7 +21,7 @@ from kimi_ray.config import RuntimeConfig, load_models
 from kimi_ray.errors import RuntimeFault
 from kimi_ray.events import LogHeader
 from kimi_ray.hosts.agent_container import host_services
-from kimi_ray.hosts.agent_services import AgentCallbacks, OpenedLog, SessionView
+from kimi_ray.hosts.agent_services import AgentCallbacks, OpenedLog, SessionView, workdirs_base
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostKind, HostListing, NodeInfo
 from kimi_ray.ids import new_ulid
@@ -108,7 +111,9 @@ class Stage:
 
     def __init__(self, config: RuntimeConfig, features: Features) -> None:
         own = [*host_services(), *features.services(host_services())]
-        values: Mapping[type, Any] = {RuntimeConfig: config, Cluster: _Nowhere(), Features: features}
+        nowhere = _Nowhere()
+        self._place = os.path.dirname(workdirs_base(nowhere.home_id))
+        values: Mapping[type, Any] = {RuntimeConfig: config, Cluster: nowhere, Features: features}
         self._app = assemble([*own, ReplayServices()], values, features.asked())
         self.config = config
         self.models = load_models(config)
@@ -123,7 +128,8 @@ class Stage:
         log = EventLog(header, catalog=self.features.catalog, max_event_bytes=self.config.max_event_bytes)
         fold = AgentFold(seed_bind=(header.model_extra or {}).get("bind"))
         log.read_back(seed, follow=fold.apply, types=FOLLOWED)
-        opened = OpenedLog(log, fold, cast("WriteController", MemoryStore()), epoch=1, is_new=True)
+        # Its work is done for good when the replay is: a private directory goes with it.
+        opened = OpenedLog(log, fold, cast("WriteController", MemoryStore()), epoch=1, is_new=True, ended=True)
         session = await open_scope(self._app, {SessionView: SessionView(spec.stream.session_id)})
         context = {
             AgentSpec: spec,
@@ -134,8 +140,9 @@ class Stage:
         return AgentScope(session, await open_scope(session, context), str(spec.stream))
 
     async def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Let go of everything, and remove what private directories were made in. Idempotent."""
         await dispose(self._app, "replay")
+        await asyncio.to_thread(shutil.rmtree, self._place, ignore_errors=True)
 
 
 class AgentScope:

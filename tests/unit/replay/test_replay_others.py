@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kimi_ray import RolloutContext
+from kimi_ray.hosts.agent_services import workdirs_base
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.settings import Profile, Workdir
 from tests.unit.replay.recorded_sessions import (
@@ -77,3 +78,30 @@ async def test_rollout_functions_with_seeds(tmp_path: Path) -> None:
     told = await assert_as_recorded(tmp_path)
     assert told.requests == len(scenes.requests) == 8
     assert len({request.sampling.seed for request in scenes.requests}) == 4
+
+
+async def test_commands_and_files_of_today(tmp_path: Path) -> None:
+    scenes = Scenes()
+    scenes.steps["go"] = [
+        Step.call("Write", {"path": "a.txt", "content": "one"}),
+        Step(
+            tool_calls=(ToolCall("Bash", '{"command": "cat a.txt given.txt"}'), ToolCall("Read", '{"path": "a.txt"}'))
+        ),
+        "done",
+    ]
+    place = Workdir.shared(str(tmp_path / "work"), writes=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "given.txt").write_text("given")
+    async with recorded(tmp_path, scenes.answer, tools=(), profile=WORKER, workdir=place) as session:
+        await (await session.main.submit("go")).result(20)
+    (tmp_path / "work" / "a.txt").unlink()
+    left = {path.name for path in Path(workdirs_base("x")).parents[1].glob("replay-*")}
+    again = Workdir.copy(str(tmp_path / "work"))
+    report = await replayed(tmp_path, tools="real", workdir=again)
+    assert report.ok and report.agents[0].tools_run == 3, report.divergence
+    assert not (tmp_path / "work" / "a.txt").exists(), "the copy was written to"
+    (tmp_path / "work" / "given.txt").write_text("taken")
+    found = (await replayed(tmp_path, tools="real", workdir=again)).divergence
+    assert found is not None and found.request == 2
+    assert {path.name for path in Path(workdirs_base("x")).parents[1].glob("replay-*")} <= left
+    assert "onegiven" in found.recorded and "onetaken" in found.replayed
