@@ -172,3 +172,46 @@ def row_of(item: str, index: int = 0, run: str = "run_a", **facts: Any) -> Resul
         "stop": "completed", "item": {"name": item}, "text": f"did {item}",
     }  # fmt: skip
     return ResultRow.model_validate(given | facts)
+
+
+def eventful() -> Scribe:
+    """Two turns: a retry, a tool that works, one that fails, one that is not started; then a cancel in mid-answer."""
+    log = Scribe()
+    log.bind()
+    log.turn()
+    log.step()
+    log.user("first, ünïcödé 🦆")
+    failure = {
+        "code": "provider.overloaded",
+        "message": "busy",
+        "retryable": True,
+        "kind": "ProviderError",
+        "details": {},
+    }
+    log.response(1, error=failure, http_status=503)
+    log.add("llm/retry", **log.where, attempt=1, delay_ms=250, max_attempts=3, error=failure)
+    log.response(2, finish_reason="tool_calls", usage=USAGE, served_model="served", response_id="r2")
+    calls = [("c1", "Read", '{"path":"a"}'), ("c2", "Bash", "not json"), ("c3", "Read", "{}")]
+    log.answer([{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "look"}], *calls, attempt=2)
+    log.call("c1", "Read", '{"path":"a"}')
+    log.result("c1", "the file", queued_ms=1, run_ms=7)
+    log.call("c2", "Bash", "not json")
+    log.result("c2", "no", error="tool.bad_arguments", run_ms=2, exit_code=3)
+    log.result("c3", "This tool call was not started", error="tool.not_started")
+    log.step_end(model_ms=900, tools_ms=9, store_ms=2)
+    log.step()
+    log.response(1, finish_reason="stop", usage={"input": 1, "output": 2, "estimated": True})
+    log.answer("done", attempt=1)
+    log.end()
+    log.turn()
+    log.step()
+    log.user("second")
+    log.response(1, usage={"input": 5, "output": 1})
+    log.answer("so fa", attempt=1, interrupted=True)
+    log.end("cancelled", cause="user")
+    return log
+
+
+def pylist(table: Any, *names: str) -> list[Any]:
+    rows = table.select(names).to_pylist()
+    return [row[names[0]] for row in rows] if len(names) == 1 else [tuple(row[name] for name in names) for row in rows]
