@@ -11,6 +11,7 @@ import pytest
 from kimi_ray.config import load_config
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import event_from_data, make_event, parse_event
+from kimi_ray.hosts.features import load_features
 from kimi_ray.llm.script import Step, ToolCall
 from kimi_ray.log import Order, closing_events
 from kimi_ray.replay import HomeSource, ReplayOptions, ReplayReport, rebuild_session, replay_session
@@ -101,9 +102,12 @@ async def test_a_log_that_ends_anywhere_is_replayed_to_its_end(tmp_path: Path) -
     await assert_as_recorded(tmp_path)
     whole = await whole_log(tmp_path)
     lines = list(whole.lines)
+    config = load_config(tmp_path / "home")
+    features = load_features(config)
+    options = ReplayOptions(own_tools=(look,))
     for end in range(len(lines), 0, -1):
         whole.lines = lines[:end]
-        report = await _replay(tmp_path, whole)
+        report = await replay_session(whole, "s1", options=options, config=config, features=features)
         assert report.ok, (end, parse_event(lines[end - 1]), report.divergence, report.agents[0].error)
         assert report.requests == report.agents[0].recorded_requests, end
 
