@@ -35,9 +35,10 @@ from kimi_ray.hosts.swarm_expected import SwarmExpected
 from kimi_ray.hosts.swarm_places import SwarmPlaces
 from kimi_ray.hosts.swarm_rows import RowBuffer
 from kimi_ray.hosts.swarm_services import SwarmServices
+from kimi_ray.hosts.swarm_waits import SwarmWaits
 from kimi_ray.hosts.swarm_watch import SwarmWatch
 from kimi_ray.hosts.swarm_words import CancelMode, KeyEnd, Rollout, RowPage, SwarmProgress, SwarmSpec
-from kimi_ray.hosts.waiting import OutcomeWaiter, PromptKey
+from kimi_ray.hosts.waiting import PromptKey
 from kimi_ray.ids import new_ulid
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.schedule import LimitHit, Schedule, Spent, Start
@@ -82,7 +83,7 @@ class SwarmRun:
         self._attempts: dict[str, Attempt] = {}
         self._extra: Counter[RolloutKey] = Counter()
         self._tried: dict[RolloutKey, tuple[int, float]] = {}
-        self._waiters: dict[str, OutcomeWaiter] = {}
+        self._waits = SwarmWaits(services.cluster, self._came_back, self._host_is_silent)
         self._places = SwarmPlaces(spec, services)
         self._expected = SwarmExpected(spec, services, self._places)
         self._watch = SwarmWatch(services.cluster, priced=spec.model.settings.price is not None)
@@ -113,7 +114,7 @@ class SwarmRun:
     @property
     def agent_calls(self) -> int:
         """Calls to agent hosts so far."""
-        return self._calls + self._ends.calls
+        return self._calls + self._waits.calls + self._ends.calls
 
     @property
     def done(self) -> bool:
@@ -204,7 +205,7 @@ class SwarmRun:
         self._main.cancel()
         while pending := {task for task in (self._main, *self._tasks, *self._ends.tasks) if not task.done()}:
             await asyncio.wait(pending)
-        await asyncio.gather(*(waiter.close() for waiter in self._waiters.values()))
+        await self._waits.close()
         await self._places.give_back()
         running = {attempt.agent_id: attempt.host for attempt in self._attempts.values() if attempt.accepted}
         return self._expected.living() | running
@@ -218,7 +219,7 @@ class SwarmRun:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(waiter.close() for waiter in self._waiters.values()))
+        await self._waits.close()
 
     async def _run(self) -> None:
         spec = self._spec
@@ -246,8 +247,7 @@ class SwarmRun:
         finally:
             self._rows.finish(error)
             self._fed.set()
-            for waiter in self._waiters.values():
-                await waiter.close()
+            await self._waits.close()
 
     async def _until_all_ended(self) -> None:
         while True:
@@ -379,7 +379,7 @@ class SwarmRun:
         )
         for attempt in running:
             attempt.accepted = True
-        self._waiter(host).add(attempt.wait_key for attempt in running)
+        self._waits.add(host, [attempt.wait_key for attempt in running])
         if self._cancel_running or self._limit is not None:
             await self._send_cancels(running)
 
@@ -397,21 +397,9 @@ class SwarmRun:
         else:
             self._finish(attempt, failed(error))
 
-    def _waiter(self, host: str) -> OutcomeWaiter:
-        waiter = self._waiters.get(host)
-        if waiter is None:
-
-            def lost(error: KimiRayError, keys: list[PromptKey]) -> None:
-                attempts = [a for stream, _ in keys if (a := self._attempts.get(stream.agent_id)) is not None]
-                self._spawn(self._unreachable(host, attempts, error))
-
-            waiter = self._waiters[host] = OutcomeWaiter(
-                self._services.cluster.peer(host), self._came_back, lost, on_call=self._count_call
-            )
-        return waiter
-
-    def _count_call(self) -> None:
-        self._calls += 1
+    def _host_is_silent(self, host: str, error: KimiRayError, keys: list[PromptKey]) -> None:
+        attempts = [a for stream, _ in keys if (a := self._attempts.get(stream.agent_id)) is not None]
+        self._spawn(self._unreachable(host, attempts, error))
 
     def _came_back(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -470,9 +458,7 @@ class SwarmRun:
             return False
         attempt.ended = True
         self._attempts.pop(attempt.agent_id, None)
-        waiter = self._waiters.get(attempt.host)
-        if waiter is not None:
-            waiter.discard(attempt.wait_key)
+        self._waits.discard(attempt.host, attempt.wait_key)
         if placed and attempt.host:
             self._places.leave(attempt.host)
             if ending.outcome is not None and not attempt.request.release:
@@ -480,9 +466,7 @@ class SwarmRun:
             if self._spec.isolation == "dedicated":
                 # The process ends with its agent.
                 self._spawn(self._places.give_back())
-                if waiter is not None:
-                    del self._waiters[attempt.host]
-                    self._spawn(waiter.close())
+                self._spawn(self._waits.leave(attempt.host))
         if ending.outcome is not None:
             self._past = self._past.plus(spent_of(ending.outcome.totals))
         self._ends.tell(attempt, ending)
@@ -519,7 +503,7 @@ class SwarmRun:
             if attempt.resends > _RESENDS:
                 self._finish(attempt, failed(error))
             elif attempt.accepted:
-                self._waiter(host).add([attempt.wait_key])
+                self._waits.add(host, [attempt.wait_key])
             else:
                 again.append(attempt)
         for batch in batches_of(again):
