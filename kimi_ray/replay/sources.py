@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from pydantic_core import from_json
 
-from kimi_ray.events import parse_header, thaw
+from kimi_ray.events import thaw
 from kimi_ray.log import Message
 from kimi_ray.replay.recording import Recording, RecordingReader
 from kimi_ray.session.log_reader import LogReader, header_of, pages
@@ -71,11 +71,6 @@ async def load_recording(
             reader.feed(page)
             await asyncio.sleep(0)
     return reader.finish()
-
-
-def header_data(log: ListedLog) -> dict[str, Any]:
-    """The header of a listed log as JSON, in full."""
-    return parse_header(log.header).to_data()
 
 
 class Blobs:
