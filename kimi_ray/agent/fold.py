@@ -14,10 +14,8 @@ from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
 from kimi_ray.log import Counted, message_text
+from kimi_ray.log.projection_units import KEPT_TODO_WRITES
 from kimi_ray.settings import PermissionModeName, PromptState, Usage
-
-_KEPT_TODO_WRITES = 256
-"""So many writes of the todo list can be undone."""
 
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
 
@@ -379,7 +377,7 @@ class AgentFold:
     def _todo(self, event: SessionEvent) -> None:
         self.todos = event.data["todos"]
         self._todo_writes.append((event.seq, event.data["todos"]))
-        del self._todo_writes[:-_KEPT_TODO_WRITES]
+        del self._todo_writes[:-KEPT_TODO_WRITES]
 
     def _cut(self, event: SessionEvent) -> None:
         if "undo_id" in event.data:

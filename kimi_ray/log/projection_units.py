@@ -10,6 +10,9 @@ from typing import Any, Final
 
 from kimi_ray.events import SessionEvent, thaw
 
+KEPT_TODO_WRITES: Final = 256
+"""So many writes of the list can be taken back by undos."""
+
 _TOKENS: Final = ("input", "cached", "cache_write", "output", "reasoning")
 
 
@@ -48,21 +51,36 @@ class UsageProjection:
             "failed_requests": state["failed_requests"] + ("error" in data),
         }
 
+    def value(self, state: Any) -> Any:
+        """See ``Projection``."""
+        return state
+
 
 @dataclass(frozen=True, slots=True)
 class TodosProjection:
-    """The todo list as it was last written: a list of ``{"title", "status"}``, None until there is one."""
+    """The todo list as it was last written: a list of ``{"title", "status"}``, None until there is one.
+
+    What an undo takes back is undone here too: the state is the last writes, ``[[seq, todos], ...]``.
+    """
 
     key: str = "todos"
-    version: int = 1
-    types: frozenset[str] = frozenset({"todo/write"})
+    version: int = 2
+    types: frozenset[str] = frozenset({"todo/write", "surface/cut"})
 
-    def start(self) -> None:
+    def start(self) -> list[list[Any]]:
         """See ``Projection``."""
+        return []
 
-    def apply(self, state: Any, event: SessionEvent) -> list[dict[str, Any]]:
+    def apply(self, state: list[list[Any]], event: SessionEvent) -> list[list[Any]]:
         """See ``Projection``."""
-        return thaw(event.data["todos"])
+        if event.type == "todo/write":
+            return [*state, [event.seq, thaw(event.data["todos"])]][-KEPT_TODO_WRITES:]
+        first = event.seq if event.replaced is None else event.replaced[0]
+        return [write for write in state if write[0] < first]
+
+    def value(self, state: list[list[Any]]) -> Any:
+        """See ``Projection``."""
+        return state[-1][1] if state else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +123,10 @@ class ToolsProjection:
         }
         waiting = {key: value for key, value in state["open"].items() if key != block["tool_call_id"]}
         return {"tools": {**state["tools"], name: told}, "open": waiting}
+
+    def value(self, state: Any) -> Any:
+        """See ``Projection``."""
+        return state
 
     @staticmethod
     def _known(state: dict[str, Any], name: str) -> dict[str, int]:

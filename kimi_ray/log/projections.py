@@ -49,10 +49,14 @@ class Projection(Protocol):
         """The state after an event. The given one is not changed; itself means that nothing has."""
         ...
 
+    def value(self, state: Any) -> Any:
+        """What a snapshot tells of a state: the state itself, or the part of it that is of use."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The states of all units at one place. ``as_of`` is the seq of the last event in them, -1 for none."""
+    """The values of all units at one place. ``as_of`` is the seq of the last event in them, -1 for none."""
 
     as_of: int
     values: dict[str, Any]
@@ -151,13 +155,13 @@ class Projections:
         return log.observe(self.apply)
 
     def snapshot(self) -> Snapshot:
-        """The states as they are now, as copies.
+        """The values as they are now, as copies.
 
         Raises:
             LogError: ``log.stale_checkpoint`` when the log ended before what the checkpoint has seen.
         """
         self._check_all_seen()
-        return Snapshot(self._next - 1, {key: thaw(state) for key, state in self._states.items()})
+        return Snapshot(self._next - 1, {key: thaw(unit.value(self._states[key])) for key, unit in self._units.items()})
 
     def checkpoint(self) -> dict[str, Row]:
         """What to keep, by key: plain JSON, a copy. Keep it only when the events in it are durable.
@@ -165,10 +169,10 @@ class Projections:
         Raises:
             LogError: As ``snapshot``.
         """
-        values = self.snapshot().values
+        self._check_all_seen()
         seq, crc = self._next - 1, crc32(self._last) if self._next else 0
         return {
-            key: {"version": unit.version, "seq": seq, "crc": crc, "state": values[key]}
+            key: {"version": unit.version, "seq": seq, "crc": crc, "state": thaw(self._states[key])}
             for key, unit in self._units.items()
         }
 

@@ -33,6 +33,10 @@ class TitleProjection:
             return state
         return title_from_prompt(last_prompt(content))  # pyright: ignore[reportUnknownArgumentType]
 
+    def value(self, state: str | None) -> str | None:
+        """See ``Projection``."""
+        return state
+
 
 STANDARD_PROJECTIONS: tuple[Projection, ...] = (
     UsageProjection(),

@@ -31,6 +31,9 @@ class Counting:
     def apply(self, state: Any, event: SessionEvent) -> Any:
         return [*state, event.seq]
 
+    def value(self, state: Any) -> Any:
+        return state
+
 
 UNITS = (UsageProjection(), TodosProjection(), ToolsProjection(), Counting())
 
@@ -111,6 +114,24 @@ def test_what_the_units_say() -> None:
     seeded = [*events, make_event(len(events), 1, "log/end-seed", {})]
     copied = fold(seeded).snapshot().values
     assert copied["usage"]["requests"] == 0 and copied["tools"]["tools"] == {} and copied["todos"] == values["todos"]
+
+
+def test_what_an_undo_takes_back_of_the_todo_list() -> None:
+    log = new_log()
+    events: list[SessionEvent] = []
+    log.observe(events.append)
+    for number in range(3):
+        begin(log)
+        user(log, f"{number}")
+        log.append("todo/write", {"todos": [{"title": f"{number}", "status": "pending"}]})
+        end(log)
+    seqs = log.surface.seqs
+    for start, left in ((2, "1"), (1, "0"), (0, None)):
+        log.append("surface/cut", {}, surface={"replace": [seqs[start], seqs[start]]}, sources=[seqs[start]])
+        todos = fold(events).snapshot().values["todos"]
+        assert todos == (None if left is None else [{"title": left, "status": "pending"}])
+        rows = kept(fold(events[:-1]))
+        assert fold(events, rows).snapshot() == fold(events).snapshot()
 
 
 def test_nothing_at_all() -> None:
