@@ -2,8 +2,9 @@
 
 What is compared is what the model would see and how it would be asked. Not looked at, because two sessions always
 differ in it: seqs, times, epochs, ids of sessions, logs and messages; where a private working directory lies and who
-made it. Ids of tool calls count by the order in which they appear. A text that one log keeps inline and the other as a
-blob is compared by its digest; no blob is read.
+made it. Of a message the role and the content count: its source (which model or provider answered) is not sent. Ids of
+tool calls count by the order in which they appear. A text that one log keeps inline and the other as a blob is compared
+by its digest; no blob is read.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _NOTHING_SAID = ("sampling", "limits")
 _WHERE_IT_LIES = ("prepared", "created", "node")
 _REQUEST = ("provider", "system", "tools")
 _UNREADABLE = ("store.corrupt", "store.not_found")
+_NOT_SENT = ("id", "source")
+"""What of a message no model is told."""
 
 Area = Literal["messages", "settings", "agents"]
 
@@ -269,12 +272,12 @@ def _setting(bind: Mapping[str, Any], name: str) -> Any:
 
 
 def _shown(message: Mapping[str, Any], calls: dict[str, str]) -> Any:
-    """A message without its id, its calls numbered by appearance."""
+    """A message as a model is told it, its calls numbered by appearance."""
 
     def number(call_id: Any) -> Any:
         return calls.setdefault(call_id, f"call {len(calls)}") if isinstance(call_id, str) else call_id
 
-    shown = {key: value for key, value in message.items() if key != "id"}
+    shown = {key: value for key, value in message.items() if key not in _NOT_SENT}
     content = message["content"]
     if isinstance(content, Sequence) and not isinstance(content, str):
         blocks: list[Any] = []
@@ -286,10 +289,6 @@ def _shown(message: Mapping[str, Any], calls: dict[str, str]) -> Any:
             else:
                 blocks.append(block)
         shown["content"] = blocks
-    source = message.get("source")
-    if isinstance(source, Mapping) and "call_id" in source:
-        told = cast("Mapping[str, Any]", source)
-        shown["source"] = {**told, "call_id": number(told["call_id"])}
     return shown
 
 

@@ -105,7 +105,25 @@ async def test_calls_that_are_answered_in_another_order_differ() -> None:
     for call in ("c3", "c2"):
         b._answer_one(b.lives["main"], call)
     found = (await compare_sessions(home, a.stream(), b.stream())).differences
-    assert [one.path for one in found] == ["source.call_id"]
+    assert [one.path for one in found] == ["content[0].tool_call_id"]
+
+
+async def test_another_model_hides_no_difference_of_the_answers() -> None:
+    home, a, b = two(*TURN, *TURN)
+    lines = b.home.lines[b.stream()]
+    for index, line in enumerate(lines):
+        lines[index] = line.replace(b'"model":"m0"', b'"model":"m9"')
+    told = [thaw(decode(line)) for line in lines]
+    said = [event for event in told if event["type"] == "assistant/message"]
+    for event in said:
+        event["data"]["message"]["source"] = {"kind": "model", "model": "m9", "provider": "another"}
+    b.home.lines[b.stream()] = [encode(event) for event in told]
+    found = (await compare_sessions(home, a.stream(), b.stream())).differences
+    assert not [one for one in found if one.area == "messages"], "nothing that was sent differs"
+    said[-1]["data"]["message"]["content"][0]["text"] = "another answer"
+    b.home.lines[b.stream()] = [encode(event) for event in told]
+    found = (await compare_sessions(home, a.stream(), b.stream())).differences
+    assert [one.path for one in found if one.area == "messages"] == ["content[0].text"]
 
 
 @pytest.mark.parametrize(
