@@ -32,6 +32,7 @@ from kimi_ray.cli.session_forks import diff, fork
 from kimi_ray.cli.session_lifecycle import archive, delete, restore
 from kimi_ray.cli.session_list import list_sessions
 from kimi_ray.cli.session_show import show
+from kimi_ray.cli.session_undo import undo
 from kimi_ray.cli.sessions import sessions, tail
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
@@ -94,6 +95,7 @@ sessions.command("tail")(tail)
 sessions.command("fork")(fork)
 sessions.command("diff")(diff)
 sessions.command("compact")(compact)
+sessions.command("undo")(undo)
 sessions.command("export")(export)
 sessions.command("archive")(archive)
 sessions.command("restore")(restore)

@@ -13,6 +13,7 @@ import typer
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
 from kimi_ray.cli.printing import counted, one_line, print_json, safe, tell
+from kimi_ray.cli.session_resume import resume_session
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import ConfigError
 
@@ -41,7 +42,12 @@ def run(
     ] = None,
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tools", metavar="NAMES", help="Read,Grep,package.module:function ...; none. [the profile's]"),
+        typer.Option(
+            "--tools",
+            metavar="NAMES",
+            help="Read,Grep,package.module:function ...; none. With --session: your own, which its log cannot hold, "
+            "beside what it has. [the profile's]",
+        ),
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="For this prompt.")] = None,
     max_output_tokens: Annotated[
@@ -194,7 +200,7 @@ async def _run(
     async with Runtime.connect(config=config) as runtime:
         workspace = runtime.workspace(cwd)
         if session_id is not None:
-            session = await workspace.resume(session_id, model=model, tools=said["tools"])
+            session = await resume_session(workspace, session_id, model, said["tools"])
             if said["permission_mode"] is not None:
                 await session.main.set_permission_mode(said["permission_mode"])
         else:

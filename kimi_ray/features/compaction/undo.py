@@ -97,5 +97,5 @@ def check_count(count: object) -> None:
             f"{count!r} prompts cannot be taken back",
             code="request.invalid",
             hint="give a whole number, at least 1",
-            details={"count": repr(count)},
+            details={"count": count if isinstance(count, int | float | str | None) else repr(count)},
         )
