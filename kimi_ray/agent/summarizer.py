@@ -87,7 +87,8 @@ class Summarizer(ABC):
         """The summary of a conversation.
 
         Raises:
-            KimiRayError: there is none; the compaction ends with that error and changes nothing.
+            KimiRayError: there is none; the compaction ends with that error and changes nothing, as it does for
+                whatever else is raised, and for what is no summary.
         """
 
 
@@ -187,7 +188,7 @@ class ModelSummarizer(Summarizer):
             raise
         self._respond(task, attempt, assembler, began, answer=answer)
         if answer.finish == "max-tokens":
-            raise _no_summary(f"it was cut off at {sampling.max_output_tokens} tokens")
+            raise _cut_off(sampling.max_output_tokens or 0, task.max_tokens)
         text = [block for block in answer.content if block["type"] == "text" and block["text"].strip()]
         if not text:
             raise _no_summary("the model wrote none")
@@ -248,5 +249,12 @@ def _left_out(messages: list[Message], share: float) -> int:
     return min(at, len(messages) - 1)
 
 
-def _no_summary(why: str) -> AgentError:
-    return AgentError(f"there is no summary: {why}", code="compaction.summary", hint="the log has what was asked")
+def _cut_off(tokens: int, most: int) -> AgentError:
+    hint = "raise summary_tokens in [models.X.compaction]"
+    if tokens < most:
+        hint = "the window had room for no more: compact earlier, with a lower threshold_ratio in [models.X.compaction]"
+    return _no_summary(f"it was cut off at {tokens} tokens", hint)
+
+
+def _no_summary(why: str, hint: str = "the log has what was asked") -> AgentError:
+    return AgentError(f"there is no summary: {why}", code="compaction.summary", hint=hint)

@@ -16,10 +16,12 @@ from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.notices import Notices
 from kimi_ray.agent.slots import AgentSlots, Compacted, Compacting
 from kimi_ray.agent.summarizer import Summarizer, Summary, SummaryTask
+from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import AgentError, KimiRayError, LogError, as_error
 from kimi_ray.events import SessionEvent
 from kimi_ray.features.compaction.checkpoint import answers_in, checkpoint_message, users_words, within
 from kimi_ray.features.compaction.context_size import ContextSize
+from kimi_ray.features.compaction.summary_check import checked_summary
 from kimi_ray.features.compaction.words import (
     CompactionResult,
     Trigger,
@@ -140,11 +142,14 @@ class Compactor:
             scale=self._size.measure().scale,
         )
         try:
-            return await self._summarizer.summarize(task)
-        except KimiRayError as error:
-            if error.code == "store.fenced":
+            return checked_summary(await self._summarizer.summarize(task))
+        except BaseException as error:
+            if ends_this_task(error) or isinstance(error, KeyboardInterrupt):
                 raise
-            raise failed_summary(compaction_id, error) from error
+            failure = as_error(error)
+            if failure.code == "store.fenced":
+                raise
+            raise failed_summary(compaction_id, failure) from error
 
     def _checkpoint(self, compaction_id: str, messages: list[Message], summary: Summary, span: Span) -> Message:
         """The message in its stored form; with less of the user's words where it would save nothing otherwise."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kimi_ray.agent.slots import Compacted, Compacting
+from kimi_ray.agent.summarizer import Summarizer, Summary, SummaryTask
 from kimi_ray.errors import AgentError, KimiRayError, LogError, ProviderError, StoreError
 from kimi_ray.events import SessionEvent
 from kimi_ray.llm.script import Step
@@ -155,14 +156,69 @@ async def test_a_summarizer_that_fails_is_the_error_of_the_bracket_and_of_the_ca
     assert bench.log.surface.seqs == before
 
 
-async def test_a_summarizer_of_somebody_elses_that_raises_anything_closes_the_bracket() -> None:
-    bench = await talked()
-    told(bench).error = ZeroDivisionError("by zero")
-    with pytest.raises(ZeroDivisionError):
-        await bench.compact()
+class Odd(Summarizer):
+    """Gives, or raises, what no summarizer should."""
+
+    def __init__(self, what: object) -> None:
+        self.what = what
+
+    async def summarize(self, task: SummaryTask) -> Summary:
+        if isinstance(self.what, BaseException):
+            raise self.what
+        return cast("Summary", self.what)
+
+
+def _summary(*blocks: Any, model: Any = None, usage: Any = None) -> Summary:
+    return Summary(list(blocks), model, usage)
+
+
+_SAID = {"type": "text", "text": "It went well."}
+ODD: dict[str, object] = {
+    "ValueError": ValueError("boom"),
+    "TimeoutError": TimeoutError("slow"),
+    "SystemExit": SystemExit(3),
+    "a CancelledError that nobody asked for": asyncio.CancelledError("own"),
+    "nothing": _summary(),
+    "blanks": _summary({"type": "text", "text": "  \n"}, {"type": "text", "text": ""}),
+    "None": None,
+    "a text": "It went well.",
+    "no list": Summary(cast("Any", "It went well.")),
+    "a block that is none": _summary("It went well."),
+    "an image": _summary({"type": "image", "url": "u"}),
+    "a text with an image": _summary(_SAID, {"type": "image", "url": "u"}),
+    "a text that is none": _summary({"type": "text", "text": 3}),
+    "a lone surrogate": _summary({"type": "text", "text": "a\ud800b"}),
+    "a model that is no name": _summary(_SAID, model=object()),
+    "usage that is none": _summary(_SAID, usage="much"),
+    "a count that is no number": _summary(_SAID, usage={"input": float("nan")}),
+    "a fraction of a token": _summary(_SAID, usage={"output": 1.5}),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_what_is_no_summary_is_told_as_such_and_erases_nothing(what: str) -> None:
+    bench = await talked(summarizer=Odd(ODD[what]))
+    before = bench.log.surface.seqs
+    error = await raised_by(bench)
+    assert error.code == "compaction.summary" and error.message.startswith("there is no summary")
     [end] = bench.of("compaction/end")
-    assert "by zero" in end["error"]["message"]
-    assert bench.log.order.open_compaction is None
+    assert end["error"]["code"] == "compaction.summary"
+    assert bench.log.surface.seqs == before and bench.log.order.open_compaction is None
+    await bench.say("and on")
+    assert bench.words[-2] == "and on"
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_what_is_no_summary_harms_no_turn(what: str) -> None:
+    bench = ContextBench(lambda _request: Step("word " * 60), summarizer=Odd(ODD[what]))
+    for _ in range(12):
+        ended = await bench.result(bench.submit("please " * 20)[-1])
+        assert ended.result.state == "completed" and ended.result.error is None
+        if bench.of("compaction/end"):
+            break
+    found = bench.of("compaction/end")
+    assert found and {end["error"]["code"] for end in found} == {"compaction.summary"}
+    assert "*" not in bench.words
 
 
 async def test_a_summary_must_be_smaller_than_what_it_replaces() -> None:
