@@ -385,6 +385,7 @@ class SessionHost:
         swarm = live.swarms.get(key.run_id) if live is not None else None
         if live is not None and swarm is not None and swarm.done and swarm.command == key.command:
             del live.swarms[key.run_id]
+            live.tree.settle(key.run_id, swarm.spent_by_ended)
 
     def _fenced(self, live: LiveSession, error: KimiRayError) -> None:
         """The session lives on another host: this one was taken for lost, and must not touch it any more."""

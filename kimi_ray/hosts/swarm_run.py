@@ -446,6 +446,8 @@ class SwarmRun:
         if not self._close_attempt(attempt, ending, placed=True):
             return
         self._rows.put(attempt_row(self._spec, attempt, ending))
+        below = self._below.pop(attempt.agent_id, Spent())
+        self._schedule.begins_again(key, ending.outcome and spent_of(ending.outcome.totals).plus(below))
         base = attempt.number - self._extra[key]
         self._extra[key] += 1
         self._tried[key] = (self._tried[key][0], time.monotonic())
@@ -568,7 +570,8 @@ class SwarmRun:
     async def _cancel_all(self, grace_s: float) -> None:
         await self._send_cancels(list(self._attempts.values()))
         await asyncio.wait({self._main}, timeout=grace_s)
-        for attempt in list(self._attempts.values()):
+        # Where it ended otherwise, these are somebody else's by now.
+        for attempt in [] if self._main.done() else list(self._attempts.values()):
             self._finish(attempt, Ending("cancelled"))
 
     async def _send_cancels(self, attempts: list[Attempt]) -> None:

@@ -33,6 +33,8 @@ class TreeLimits:
         self._before = Spent()
         self._swarms: dict[str, Spent] = {}
         self._main = AgentTotals()
+        self._recounted: dict[str, Spent] = {}
+        """What a resume counted of each agent."""
 
     @property
     def bound(self) -> bool:
@@ -57,7 +59,7 @@ class TreeLimits:
         return self._hit()
 
     def settle(self, run_id: str, spent: Spent) -> None:
-        """Another command takes a swarm over: what its ended rollouts have used stays counted, and no more of it."""
+        """A swarm is over, or another command takes it over: what its ended rollouts have used stays counted."""
         self._swarms.pop(run_id, None)
         self._before = self._before.plus(spent)
 
@@ -82,14 +84,23 @@ class TreeLimits:
             if log.header is None or log.stream.agent_id == "main":
                 continue
             fold = await _folded(store, log.stream)
-            cost = cost_usd(fold.sums.usage(), price) if price is not None else None
-            self._before = self._before.plus(spent_of(fold.totals(cost)))
+            used = self._recounted[log.stream.agent_id] = _used(fold, price)
+            self._before = self._before.plus(used)
 
-    def exclude(self, fold: AgentFold, price: Price | None) -> None:
-        """An agent that was counted at the resume goes on in a swarm, which counts its whole life."""
+    def include(self, fold: AgentFold, price: Price | None) -> None:
+        """An agent that no swarm has counted has ended."""
         if self.bound:
-            cost = cost_usd(fold.sums.usage(), price) if price is not None else None
-            self._before = self._before.minus(spent_of(fold.totals(cost)))
+            self._before = self._before.plus(_used(fold, price))
+
+    def exclude(self, agent_id: str, fold: AgentFold, price: Price | None) -> None:
+        """An agent that is counted goes on in a swarm, which counts its whole life.
+
+        What a resume counted of it is taken off, however far it has come since; of one that ended in a swarm of this
+        life, which is settled, all.
+        """
+        if self.bound:
+            counted = self._recounted.pop(agent_id, None)
+            self._before = self._before.minus(_used(fold, price) if counted is None else counted)
 
     def _hit(self) -> LimitHit | None:
         if self.limits is None:
@@ -100,6 +111,10 @@ class TreeLimits:
             if value is not None and amount > 0 and amount >= value:
                 return LimitHit(f"max_{name}", value, amount)
         return None
+
+
+def _used(fold: AgentFold, price: Price | None) -> Spent:
+    return spent_of(fold.totals(cost_usd(fold.sums.usage(), price) if price is not None else None))
 
 
 def as_totals(spent: Spent) -> AgentTotals:

@@ -161,6 +161,10 @@ class TreeRecovery:
         orphans = {name: host for name, host in self.living.items() if name in so_far.agents and name not in spared}
         within_s = live.services.config.close_timeout_s + 5.0
         await stop_agents(live.services.cluster, live.id, orphans, live.spec.nonce, within_s)
+        for agent_id in orphans if live.tree.bound else ():
+            stored = await read_agent(live.services.store, Stream(live.id, agent_id))
+            if agent_id in running and stored is not None:
+                live.tree.include(stored.fold, live.price)
         for agent_id in so_far.agents - self._agents:
             self.living.pop(agent_id, None)
         if so_far.agents:
@@ -169,7 +173,7 @@ class TreeRecovery:
             if one.ended is None:
                 live.agents.pop(one.agent_id, None)
             if one.agent_id not in running:
-                live.tree.exclude(stored.fold, live.price)
+                live.tree.exclude(one.agent_id, stored.fold, live.price)
         return continued(spec, so_far, {key: one for key, (one, _) in going.items()})
 
     async def finish(self) -> None:

@@ -243,6 +243,18 @@ class Schedule:
             self._running[key] = spent
         return self.check_limits()
 
+    def begins_again(self, key: RolloutKey, spent: Spent | None) -> None:
+        """The running attempt of a key was interrupted, and another one follows that is no retry.
+
+        Args:
+            key: A key that is running.
+            spent: What the interrupted one used in all; None takes the last report.
+        """
+        last = self._running[key]
+        if spent is not None:
+            self._sum = self._sum.plus(spent.minus(last))
+        self._running[key] = Spent()
+
     def finished(self, key: RolloutKey, status: RowStatus, error: RowError | None, spent: Spent | None = None) -> bool:
         """Report the end of an attempt.
 

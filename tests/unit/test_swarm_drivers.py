@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import RunError
+from kimi_ray.events import SessionEvent
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
 from kimi_ray.runs.execute import RunSink
@@ -174,3 +175,75 @@ async def test_a_run_whose_rows_could_not_be_kept_goes_on_with_other_attempts(
         report = await session.swarm("{{item}}", ["a"], profile="bare", out=tmp_path / "run", resume=True)
         # It had completed, and its log says so: its row is written, nothing is paid twice.
         assert [(row.status, row.attempt) for row in report.rows] == [("completed", 1)] and stage.seen == {"a": 1}
+
+
+async def counted_below(session: Session, limit: int) -> int:
+    """How many steps the tree counts for main's children: so many of its limit are not left to main."""
+    for number in range(limit + 1):
+        if (await (await session.main.submit(f"{number}")).result(10)).stop == "limit:max_steps":
+            return limit - number
+    raise AssertionError("the limit was never reached")
+
+
+def responses(logs: dict[str, list[SessionEvent]]) -> int:
+    return sum(types(events).count("step/start") for name, events in logs.items() if name != "main")
+
+
+async def test_a_run_that_is_asked_for_again_counts_once(tmp_path: Path) -> None:
+    async with running(tmp_path, hosts_per_node=2) as (runtime, stage, model):
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model=model, profile="bare", limits=Limits(max_steps=6)
+        )
+        for _ in range(2):
+            assert (await session.swarm("{{item}}", ["a", "b", "c"], profile="bare", run_id="r")).ok
+        assert stage.seen == {"a": 1, "b": 1, "c": 1}
+        assert await counted_below(session, 6) == 3
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.003, 0.01])
+async def test_cancelled_and_taken_over_in_one_moment(tmp_path: Path, moment_s: float) -> None:
+    async with running(tmp_path, hosts_per_node=2) as (runtime, _stage, model):
+
+        async def answer(_request: ChatRequest) -> Step:
+            await asyncio.sleep(0.02)
+            return Step(text="done")
+
+        sys.modules[MODULE].answer = answer  # type: ignore[attr-defined]
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model=model, profile="bare", limits=Limits(max_steps=20)
+        )
+        first = await session.start_swarm("{{item}}", [*"abcd"], profile="bare", run_id="r")
+        await asyncio.sleep(moment_s)
+        cancelling = asyncio.create_task(first.cancel())
+        await asyncio.sleep(0)
+        second = await session.start_swarm("{{item}}", [*"abcd"], profile="bare", run_id="r")
+        report = await second.result(30)
+        await cancelling
+        assert len(report.rows) == 4
+        counted = await counted_below(session, 20)
+        await session.close()
+        logs = await stored_logs(tmp_path / "home", session.id)
+        assert counted == responses(logs)
+        check_prompts(logs)
+        check_positions(logs)
+        for event in logs["main"]:
+            if event.type == "subagent/failed":
+                ends = [e.data["state"] for e in logs[event.data["agent_id"]] if e.type == "prompt/completed"]
+                assert ends == ["cancelled"]
+
+
+async def test_what_begins_again_when_it_is_taken_over_is_counted_too(tmp_path: Path) -> None:
+    async with running(tmp_path, hosts_per_node=2) as (runtime, stage, model):
+        hold_some(stage)
+        session = await runtime.workspace(tmp_path / "work").create_session(
+            model=model, profile="bare", limits=Limits(max_steps=20)
+        )
+        items, options = ["held 1", "held 2"], {"profile": "bare", "run_id": "r", "on_interrupted": "restart"}
+        await session.start_swarm("{{item}}", items, **options)  # type: ignore[arg-type]
+        await stage.until_running(2)
+        second = await session.start_swarm("{{item}}", items, **options)  # type: ignore[arg-type]
+        stage.gate.set()
+        assert [(row.status, row.attempt) for row in (await second.result(30)).rows] == [("completed", 2)] * 2
+        counted = await counted_below(session, 20)
+        await session.close()
+        assert counted == responses(await stored_logs(tmp_path / "home", session.id)) == 4
