@@ -1,7 +1,7 @@
 """The one message that stands for what was compacted: what the user said, word for word, and the summary. Pure.
 
 Its first block tells the model what it is. Then come ``kept`` blocks of the user's own messages (its source says how
-many, so that the next compaction takes them over), the todo list, and last the summary.
+many, so that the next compaction takes them over, with the mark where some were left out), the todo list, and last the summary.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_checkpoint(node: SessionEvent) -> bool:
 
 
 def users_words(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The blocks of the user's own messages, those that an earlier checkpoint has kept first."""
+    """The blocks of the user's own messages, those that an earlier checkpoint has kept first, its mark among them."""
     blocks: list[dict[str, Any]] = []
     for message in messages:
         source: dict[str, Any] = message.get("source") or {}
@@ -90,7 +90,8 @@ def answers_in(messages: Iterable[Message]) -> int:
 def within(blocks: Sequence[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
     """The blocks within a budget of tokens: over it a tenth of it from the beginning, the rest from the end.
 
-    Texts are cut by code point; a mark stands where something was left out.
+    Texts are cut by code point; a mark stands where something was left out, now or by a compaction before. A mark is
+    never cut, and none stands beside another.
     """
     if sum(map(_tokens, blocks)) <= budget:
         return list(blocks)
@@ -100,8 +101,18 @@ def within(blocks: Sequence[dict[str, Any]], budget: int) -> list[dict[str, Any]
     if head_budget <= 0:
         return []
     head, rest = _first(blocks, head_budget)
+    while head and _is_mark(head[-1]):
+        head.pop()
+    while rest and _is_mark(rest[0]):
+        rest = rest[1:]
     tail = _last(rest, left - sum(map(_tokens, head)))
+    while tail and _is_mark(tail[0]):
+        del tail[0]
     return [*head, mark, *tail]
+
+
+def _is_mark(block: dict[str, Any]) -> bool:
+    return block.get("text") == ELIDED
 
 
 def _first(blocks: Sequence[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -110,7 +121,7 @@ def _first(blocks: Sequence[dict[str, Any]], budget: int) -> tuple[list[dict[str
     for at, block in enumerate(blocks):
         price = _tokens(block)
         if price > budget:
-            chars = _chars(budget) if block["type"] == "text" else 0
+            chars = 0 if block["type"] != "text" or _is_mark(block) else _chars(budget)
             if chars <= 0:
                 return taken, list(blocks[at:])
             taken.append({**block, "text": block["text"][:chars]})
@@ -125,7 +136,7 @@ def _last(blocks: Sequence[dict[str, Any]], budget: int) -> list[dict[str, Any]]
     for block in reversed(blocks):
         price = _tokens(block)
         if price > budget:
-            chars = _chars(budget) if block["type"] == "text" else 0
+            chars = 0 if block["type"] != "text" or _is_mark(block) else _chars(budget)
             if chars > 0:
                 taken.append({**block, "text": block["text"][-chars:]})
             break

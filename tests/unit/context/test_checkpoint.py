@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,21 @@ def test_one_long_message_keeps_its_beginning_and_its_end() -> None:
     head, mark, tail = (block["text"] for block in within([text(whole)], 1_000))
     assert mark == ELIDED and whole.startswith(head) and whole.endswith(tail)
     assert len(tail) > 8 * len(head) > 0
+
+
+@pytest.mark.parametrize("budget", range(60, 400, 3))
+def test_the_mark_of_an_earlier_compaction_stays_whole_and_is_nobodys_words(budget: int) -> None:
+    kept = within([text(f"{number:03} " + "x" * 36) for number in range(100)], budget)
+    for _ in range(6):
+        earlier = made(kept=kept)
+        budget += 21  # another model, whose window is larger
+        kept = within(users_words([earlier, user(text("more " * 30))]), budget)
+        said = [block["text"] for block in kept]
+        assert tokens(kept) <= budget
+        assert [word for word in said if "left out" in word or word.startswith("[")] == [ELIDED] * said.count(ELIDED)
+        assert not any(ELIDED.endswith(word) for word in said if word != ELIDED)
+        assert all(said[at : at + 2] != [ELIDED, ELIDED] for at in range(len(said)))
+        assert not said or said.count(ELIDED) >= 1
 
 
 @given(st.lists(st.text(max_size=300).map(text), max_size=8), st.integers(0, 400))
