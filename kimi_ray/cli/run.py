@@ -127,7 +127,8 @@ def run(
         "title": title,
         "tag": tag,
     }
-    result, session_id, where = asyncio.run(_run(said, home, address, namespace, json=json))
+    shown = Shown(quiet=json)
+    result, session_id, where = asyncio.run(_run(said, home, address, namespace, shown))
     if json:
         print_json(
             {
@@ -144,7 +145,7 @@ def run(
             }
         )
     else:
-        _print_end(result, session_id)
+        _print_end(result, session_id, shown)
     if result.state == "cancelled":
         raise typer.Exit(exits.INTERRUPTED)
     if result.state != "completed":
@@ -161,7 +162,7 @@ def _refuse_for_a_session(flags: list[str]) -> None:
 
 
 async def _run(
-    said: dict[str, Any], home: str | None, address: str | None, namespace: str | None, *, json: bool
+    said: dict[str, Any], home: str | None, address: str | None, namespace: str | None, shown: Shown
 ) -> tuple[PromptResult, str, dict[str, Any]]:
     from kimi_ray.cli.settings_of import runtime_config
     from kimi_ray.cli.swarm_arguments import limits_of, parse_tags, sampling_of
@@ -215,7 +216,7 @@ async def _run(
                 permission_mode=said["permission_mode"],
             )
         handle = await session.main.submit(said["prompt"], sampling=sampling, limits=limits)
-        shower = asyncio.create_task(_show(session, from_seq, handle.id, Shown(quiet=json)))
+        shower = asyncio.create_task(_show(session, from_seq, handle.id, shown))
         try:
             result = await handle.result()
             with contextlib.suppress(TimeoutError):
@@ -250,12 +251,19 @@ class Shown:
         """The tools of the calls without a result, by the id of the call."""
         self._called = ""
         """The call whose line is the last that was printed."""
+        self._summary: Any = None
+        """Of the compaction that is under way, once it is written."""
+        self.summaries = [0, 0]
+        """The tokens that summaries took so far: read, written."""
 
     def event(self, event: SessionEvent) -> None:
         """One more event."""
         if self._quiet:
             return
         data: Any = event.data
+        if event.type.startswith("compaction/"):
+            self._compaction(event.type, data)
+            return
         if event.type == "assistant/chunk" and data["chunk"].get("type") == "text-delta":
             if sys.stdout.isatty():
                 self._write(str(data["chunk"]["text"]))
@@ -281,6 +289,27 @@ class Shown:
         elif event.type == "llm/retry":
             self._printed = ""
             self._tell(f"attempt {data['attempt']} failed ({data['error'].get('code')}), next in {data['delay_ms']} ms")
+
+    def _compaction(self, type_: str, data: Any) -> None:
+        """The conversation is made short, which may take as long as the longest answer."""
+        if type_ == "compaction/start":
+            self._summary = None
+            self._tell(f"compacting the conversation, about {data.get('tokens', '?')} tokens ({data['trigger']})")
+        elif type_ == "compaction/response":
+            usage = data.get("usage") or {}
+            self.summaries[0] += sum(usage.get(key, 0) for key in ("input", "cached", "cache_write"))
+            self.summaries[1] += usage.get("output", 0)
+        elif type_ == "compaction/summary":
+            self._summary = data
+        elif type_ == "compaction/end":
+            error = data.get("error")
+            if error:
+                self._tell(f"  not compacted: {one_line(str(error.get('message')), _NOTE_COLUMNS)}")
+                if error.get("hint"):
+                    self._tell(f"  hint: {one_line(str(error['hint']), _NOTE_COLUMNS)}")
+            elif self._summary is not None:
+                items = counted(len(self._summary["shadowed_seqs"]), "message")
+                self._tell(f"  compacted {items}, about {self._summary['shadowed_tokens']} tokens")
 
     def _result(self, data: Any) -> None:
         """A call that went wrong: under its line, or with its tool's name when other lines came between."""
@@ -312,7 +341,7 @@ class Shown:
             self._at_line_start = True
 
 
-def _print_end(result: PromptResult, session_id: str) -> None:
+def _print_end(result: PromptResult, session_id: str, shown: Shown) -> None:
     usage = result.usage
     if result.error is not None:
         tell(f"error: {safe(str(result.error.get('message')))}")
@@ -321,8 +350,10 @@ def _print_end(result: PromptResult, session_id: str) -> None:
             tell(f"hint: {safe(str(result.error['hint']))}")
     if result.stop == "repeated":
         tell("the turn was ended: the same tool call was made again and again")
+    read, written = shown.summaries
+    summaries = f" (of these {read} in, {written} out for summaries)" if read or written else ""
     tell(
         f"{result.stop or result.state}: {counted(result.steps, 'step')}, {counted(result.tool_calls, 'tool call')}, "
-        f"{usage.input + usage.cached + usage.cache_write} tokens in, {usage.output} out"
+        f"{usage.input + usage.cached + usage.cache_write} tokens in, {usage.output} out{summaries}"
     )
     tell(f"session {session_id}  (kimi-ray sessions tail {session_id[-10:]})")

@@ -88,8 +88,9 @@ def not_smaller(compaction_id: str, tokens: int, shadowed: int) -> AgentError:
 
 def failed_summary(compaction_id: str, error: KimiRayError) -> AgentError:
     """``compaction.summary`` for a summarizer that failed."""
+    why = error.message.removeprefix("there is no summary: ")
     return AgentError(
-        f"there is no summary, and nothing was compacted: {error.message}",
+        f"there is no summary, and nothing was compacted: {why}",
         code="compaction.summary",
         hint=error.hint,
         details={"compaction_id": compaction_id, "cause": error.to_data()},

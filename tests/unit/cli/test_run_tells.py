@@ -27,6 +27,13 @@ def repeats(_request: ChatRequest) -> Step:
     return Step.call("Read", {"path": "nothing"})
 
 
+def talks(request: ChatRequest) -> Step | str:
+    if request.purpose == "compaction":
+        return Step("half of", finish="max-tokens") if "badly" in str(request.messages) else "## Request\n- talk"
+    call = ToolCall("Read", '{"path":"nothing"}', f"c{request.step}")
+    return Step("word " * 400, tool_calls=(call,)) if request.step < 4 else "done"
+
+
 @pytest.fixture
 def settings(home: Path) -> None:
     home.mkdir()
@@ -86,3 +93,28 @@ def test_the_end_of_a_hook_is_told_before_its_command() -> None:
     data = {"event": "PreToolUse", "blocked": True, "exit_code": 2, "message": "no", "command": "x" * 300}
     line = json.dumps({"seq": 0, "time": 0, "type": "hook/result", "data": data})
     assert "PreToolUse, blocked, exit 2, said: no; command=xxx" in event_line(parse_event(line.encode()))
+
+
+@pytest.mark.parametrize(("prompt", "told"), [("go", "  compacted "), ("go badly", "  not compacted: ")])
+def test_a_compaction_is_told_and_what_its_summary_took(cli: Cli, home: Path, prompt: str, told: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f"""[models.small]
+provider = "scripted"
+script = "{HERE.removeprefix("scripted:")}:talks"
+max_context_tokens = 6000
+[models.small.compaction]
+threshold_ratio = 0.3
+retain_tokens = 100
+user_tokens = 10
+"""
+    )
+    ended = cli("run", prompt, "--model", "small", "--profile", "bare", "--tools", "Read")
+    assert ended.code == 0, ended.err
+    lines = ended.err.splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("  compacting the conversation, about "))
+    assert "(pressure)" in lines[at] and any(line.startswith("  " + told) for line in lines[at:]), ended.err
+    assert any("tokens in, " in line and " out for summaries)" in line for line in lines), ended.err
+    if "badly" in prompt:
+        assert "summary_tokens in [models.X.compaction]" in ended.err or "threshold_ratio" in ended.err
+    assert cli("run", prompt, "--model", "small", "--profile", "bare", "--tools", "Read", "--json").err == ""

@@ -110,6 +110,14 @@ async def test_what_is_no_summary_is_an_error(answer: Step, cause: str) -> None:
     assert bench.log.surface.seqs == before
 
 
+async def test_a_summary_that_is_cut_off_says_so_once_and_what_bounds_it() -> None:
+    bench = await talked(Step("half of", finish="max-tokens"))
+    with pytest.raises(KimiRayError) as raised:
+        await bench.compact()
+    assert raised.value.message.count("there is no summary") == 1
+    assert "cut off at" in raised.value.message and "compaction]" in (raised.value.hint or "")
+
+
 async def test_only_the_text_of_an_answer_is_the_summary() -> None:
     call = Step.call("read", {"size": 1}, text="The summary.")
     bench = await talked(Step(call.text, reasoning="Let me think.", tool_calls=call.tool_calls), tools=(read,))
