@@ -296,7 +296,7 @@ class Shown:
             self._summary = None
             self._tell(f"compacting the conversation, about {data.get('tokens', '?')} tokens ({data['trigger']})")
         elif type_ == "compaction/response":
-            usage = data.get("usage") or {}
+            usage: Any = data.get("usage") or {}
             self.summaries[0] += sum(usage.get(key, 0) for key in ("input", "cached", "cache_write"))
             self.summaries[1] += usage.get("output", 0)
         elif type_ == "compaction/summary":
