@@ -10,7 +10,7 @@ import typer
 from kimi_ray.cli.exits import FAILED
 from kimi_ray.cli.options import Home, Json
 from kimi_ray.cli.printing import counted, one_line, print_json, say, tell
-from kimi_ray.errors import ConfigError
+from kimi_ray.errors import ConfigError, SessionError
 
 if TYPE_CHECKING:
     from kimi_ray.frames import FramesReport
@@ -72,9 +72,17 @@ def _found(sources: list[str], home: str | None) -> list[str]:
 async def _resolved(source: str, home: str | None) -> str:
     from kimi_ray.cli.lookup import find_session, find_stream, open_home, split_agent
 
-    store, _ = open_home(home, source)
-    if ":" in source or split_agent(source)[1]:
-        stream = await find_stream(store, source)
+    store, place = open_home(home, source)
+    agent = split_agent(source)[1]
+    if ":" in source or agent:
+        try:
+            stream = await find_stream(store, source)
+        except SessionError as error:
+            if error.code != "session.not_found" or not agent:
+                raise
+            from kimi_ray.frames.sources import no_such_place
+
+            raise no_such_place(source, place) from None
         return f"{stream.session_id}/{stream.agent_id}"
     return await find_session(store, source)
 

@@ -88,7 +88,7 @@ total_cost_usd     | float64   | US dollars, of all attempts
 price_date         | string    | the date of the price
 turns              | int64     | of the last attempt, as all counts here
 steps              | int64     | model requests with the tools they asked for
-tool_calls         | int64     | tool calls that were started
+tool_calls         | int64     | tool calls whose turn came, those that were refused among them
 interruptions      | int64     | how often its process was lost under it
 queued_ms          | int64     | milliseconds from the start of the run to the first turn
 limiter_ms         | int64     | milliseconds of waiting for a place at the model
@@ -175,13 +175,13 @@ call_id            | string    | unique in its log
 name               | string    | of the tool
 arguments          | string    | the model's raw text: JSON as a rule
 asked_seq          | int64     | of the answer that asks for it
-call_seq           | int64     | of its start; null when it was not started
+call_seq           | int64     | of its tool/call: its turn came; null when it never did
 result_seq         | int64     | of its result
-started            | timestamp | when its body began
+started            | timestamp | when its turn came: its body began, or it was refused
 ended              | timestamp | when its result was written
 queued_ms          | int64     | milliseconds of waiting for calls before it
 run_ms             | int64     | milliseconds of its body
-status             | string    | ok, error, not_started, open (no result yet)
+status             | string    | ok, error (also when it was refused), not_started, open (no result yet)
 error_code         | string    | of an error result
 exit_code          | int64     | of a command
 result             | string    | the text that the model was shown

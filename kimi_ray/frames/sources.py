@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from kimi_ray.config import load_config
-from kimi_ray.errors import ConfigError, KimiRayError, SessionError, StoreError, error_from_data
+from kimi_ray.errors import ConfigError, KimiRayError, RunError, SessionError, StoreError, error_from_data
 from kimi_ray.frames.places import ArchivePlace, HomePlace, Place
 from kimi_ray.ids import agent_number, is_path_safe_id
 from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
@@ -146,6 +146,8 @@ class Finder:
             raise _bad_source(text)
         place = self._place(self._home)
         logs = place.logs(session_id)
+        if agent_id and not logs:
+            raise no_such_place(text, place.name)
         if agent_id:
             logs = [log for log in logs if log.stream.agent_id == agent_id]
         if not logs:
@@ -251,6 +253,24 @@ def _of_run(logs: Iterable[ListedLog], run_id: str, named: dict[Stream, None]) -
                 chosen[log.stream] = log
                 grew = True
     return list(chosen.values())
+
+
+def no_such_place(text: str, home: str) -> RunError | SessionError:
+    """For ``A/B`` when neither a directory nor a session is there: an id says that a session was meant."""
+    session_id = text.partition("/")[0]
+    if session_id.startswith("session_"):
+        return SessionError(
+            f"there is no session {session_id!r} in {home}",
+            code="session.not_found",
+            hint="kimi-ray sessions list shows those of a home",
+            details={"id": text},
+        )
+    return RunError(
+        f"there is no run directory {text}, and no session {session_id!r} in {home}",
+        code="run.not_found",
+        hint="name the directory of a run, or SESSION/AGENT",
+        details={"run_dir": text},
+    )
 
 
 def _bad_source(source: object) -> ConfigError:

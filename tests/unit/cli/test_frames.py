@@ -114,3 +114,35 @@ def test_exports_of_a_run(cli: Cli, place: Path, run: str) -> None:
     whole = cli("sessions", "export", "@last", "--format", "atif", "--out", "s.jsonl", "--json")
     (session,) = [json.loads(line) for line in (place / "s.jsonl").read_bytes().splitlines()]
     assert whole.code == 0 and len(session["subagent_trajectories"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "told"),
+    [
+        ("runs/nope", "run.not_found", "there is no run directory runs/nope, and no session 'runs'"),
+        ("session_nope/agent-1", "session.not_found", "there is no session 'session_nope'"),
+    ],
+)
+def test_a_directory_that_is_not_there_is_called_one(cli: Cli, run: str, source: str, code: str, told: str) -> None:
+    error = cli("frames", source, "--out", "frames", "--json").document["error"]
+    assert error["code"] == code and error["message"].startswith(told)
+
+
+def test_a_call_that_was_refused_says_so_by_its_code(cli: Cli, place: Path) -> None:
+    (place / ".env").write_text("KEY=1")
+    (place / "prying.py").write_text(
+        "from kimi_ray.llm.script import Step\n\n\n"
+        "def model(request):\n"
+        "    if request.step:\n"
+        "        return 'done'\n"
+        "    return Step.call('Read', {'path': '.env'})\n"
+    )
+    options = ("--model", "scripted:prying:model", "--profile", "explore", "--permission-mode", "manual")
+    (place.parent / "a home").mkdir()
+    (place.parent / "a home" / "config.toml").write_text("permission_wait_s = 0.05")
+    assert cli("run", "go", *options).code == 0
+    assert cli("frames", "@last", "--out", "frames").code == 0
+    (call,) = pq.read_table("frames/tool_calls.parquet").to_pylist()
+    assert (call["status"], call["error_code"]) == ("error", "tool.denied")
+    assert call["call_seq"] is not None and call["started"] is not None
+    assert pq.read_table("frames/rows.parquet").to_pylist()[0]["tool_calls"] == 1

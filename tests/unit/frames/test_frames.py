@@ -168,6 +168,8 @@ async def test_names_that_are_unknown(tmp_path: Path) -> None:
     for source, code in {
         "session_two": "session.not_found",
         f"{S}/agent-7": "session.not_found",
+        "session_two/agent-7": "session.not_found",
+        "runs/nope": "run.not_found",
         "run_zzz": "request.unknown_id",
         str(tmp_path): "run.not_found",
     }.items():
