@@ -40,7 +40,7 @@ START_ATTEMPTS = 3
 
 @dataclass(eq=False, slots=True)
 class PooledHost:
-    """A host that answers. ``load`` is what was placed and not yet released.
+    """A host that answers. ``load`` is what was placed and not yet released, ``taken`` what was ever placed.
 
     ``fingerprint`` is of the user's code that was loaded there (empty: none so far), ``environment`` names what its
     process runs in.
@@ -51,6 +51,7 @@ class PooledHost:
     dedicated: bool
     pid: int | None = None
     load: int = 0
+    taken: int = 0
     fingerprint: str = ""
     environment: str = ""
 
@@ -140,6 +141,7 @@ class HostPool:
                 host = self._best(node_id, fingerprint) or await self._wait_for_start(node_id, fingerprint)
             if host is not None:
                 host.load += 1
+                host.taken += 1
                 host.fingerprint = fingerprint or host.fingerprint
                 if not dedicated:
                     self.grow(fingerprint)

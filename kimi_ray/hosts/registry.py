@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from kimi_ray.config import RuntimeConfig
@@ -19,6 +20,7 @@ from kimi_ray.hosts.draining import Drains
 from kimi_ray.hosts.driver_leases import DriverLeases
 from kimi_ray.hosts.limiter_ledger import LimiterLedger
 from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
+from kimi_ray.hosts.place_count import PlaceCount
 from kimi_ray.hosts.pool import HostPool, PooledHost, named_node
 from kimi_ray.hosts.ports import Cluster, Group, HostListing, NodeInfo, store_name
 from kimi_ray.hosts.specs import PlaceAgent
@@ -85,6 +87,7 @@ class Registry:
             )
             for kind in ("agents", "sessions")
         }
+        self._place_count = PlaceCount(self._pools["agents"], self._ask, partial(self._let_go, "agents"))
         self._drains = Drains(cluster, dict(self._pools), self._stop)
         self._limiters = LimiterLedger()
         self._sessions: dict[str, str] = {}
@@ -500,8 +503,9 @@ class Registry:
             self._spawn(ask())
 
     def _drop(self, host: str) -> None:
-        for pool in self._pools.values():
-            pool.drop(host)
+        lost = [pool.kind for pool in self._pools.values() if pool.drop(host) is not None]
+        if "sessions" in lost and self._place_count.wanted():
+            self._spawn(self._place_count.run())
         self._sessions = {s: name for s, name in self._sessions.items() if name != host}
 
     async def _kill(self, host: str) -> None:

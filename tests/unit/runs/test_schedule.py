@@ -254,3 +254,16 @@ def test_a_report_from_each_of_a_thousand_running_rollouts_costs_next_to_nothing
             schedule.spent(start.key, Spent(steps=step))
     assert schedule.progress().spent.steps == 20_000
     assert time.process_time() - before < 5, "the sum must not be made anew with every report"
+
+
+def test_an_attempt_that_begins_again_is_counted_beside_the_one_that_follows() -> None:
+    schedule = made(1, total_limits=Limits(max_steps=10))
+    (start,) = starts(schedule)
+    schedule.spent(start.key, Spent(steps=2))
+    schedule.begins_again(start.key, Spent(steps=3))
+    assert schedule.progress().spent.steps == 3 == schedule.spent_by_ended.steps and schedule.progress().running == 1
+    schedule.spent(start.key, Spent(steps=4))
+    assert schedule.progress().spent.steps == 7 and schedule.spent_by_ended.steps == 3
+    schedule.begins_again(start.key, None)
+    assert schedule.finished(start.key, "completed", None, Spent(steps=1))
+    assert schedule.progress().spent.steps == 8 == schedule.spent_by_ended.steps
