@@ -24,7 +24,9 @@ Found = tuple[str, Any, Any]
 """A path such as ``messages[3].content[0].text``, and the two values there."""
 
 
-def first_difference(recorded: Any, replayed: Any, path: str = "", *, ignored: Sequence[str] = ()) -> Found | None:
+def first_difference(
+    recorded: Any, replayed: Any, path: str = "", *, ignored: Sequence[str] = (), skipped: list[str] | None = None
+) -> Found | None:
     """The first difference of two JSON values, in the order of the first one's keys; None for equal ones.
 
     Numbers are equal by value; True and 1 are not.
@@ -34,21 +36,26 @@ def first_difference(recorded: Any, replayed: Any, path: str = "", *, ignored: S
         replayed: The other.
         path: Where they stand.
         ignored: Paths at which, and inside of which, they may differ.
+        skipped: Gets those of them at which they do.
     """
     if ignored and _is_ignored(path, ignored):
+        if skipped is not None and first_difference(recorded, replayed) is not None:
+            skipped.append(path)
         return None
     if isinstance(recorded, Mapping) and isinstance(replayed, Mapping):
         one, other = cast("Mapping[str, Any]", recorded), cast("Mapping[str, Any]", replayed)
         for key in [*one, *(key for key in other if key not in one)]:
             inner = f"{path}.{key}" if path else key
-            found = first_difference(one.get(key, _MISSING), other.get(key, _MISSING), inner, ignored=ignored)
+            here, there = one.get(key, _MISSING), other.get(key, _MISSING)
+            found = first_difference(here, there, inner, ignored=ignored, skipped=skipped)
             if found is not None:
                 return found
         return None
     if isinstance(recorded, list | tuple) and isinstance(replayed, list | tuple):
         first, second = cast("Sequence[Any]", recorded), cast("Sequence[Any]", replayed)
         for index in range(max(len(first), len(second))):
-            found = first_difference(_at(first, index), _at(second, index), f"{path}[{index}]", ignored=ignored)
+            here, there = _at(first, index), _at(second, index)
+            found = first_difference(here, there, f"{path}[{index}]", ignored=ignored, skipped=skipped)
             if found is not None:
                 return found
         return None
@@ -65,7 +72,12 @@ def first_difference(recorded: Any, replayed: Any, path: str = "", *, ignored: S
 
 
 def messages_difference(
-    recorded: Sequence[Message], replayed: Sequence[Message], start: int = 0, *, ignored: Sequence[str] = ()
+    recorded: Sequence[Message],
+    replayed: Sequence[Message],
+    start: int = 0,
+    *,
+    ignored: Sequence[str] = (),
+    skipped: list[str] | None = None,
 ) -> Found | None:
     """The first difference of two conversations in what a model is told: roles and contents, not ids and sources.
 
@@ -74,12 +86,13 @@ def messages_difference(
         replayed: The other.
         start: So many messages at the beginning are known to be equal.
         ignored: See ``first_difference``.
+        skipped: See ``first_difference``.
     """
     for index in range(start, max(len(recorded), len(replayed))):
         one, other = _at(recorded, index), _at(replayed, index)
         if one is other:
             continue
-        found = first_difference(_sent(one), _sent(other), f"messages[{index}]", ignored=ignored)
+        found = first_difference(_sent(one), _sent(other), f"messages[{index}]", ignored=ignored, skipped=skipped)
         if found is not None:
             return found
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
@@ -9,6 +11,7 @@ from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.log import Message
 from kimi_ray.replay.difference import ABSENT, Found, first_difference, messages_difference
 from kimi_ray.replay.messages import MovingSurface
+from kimi_ray.replay.naming import named_field, named_message
 from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording
 from kimi_ray.replay.report import Divergence, DivergenceKind
 from kimi_ray.replay.sources import Blobs
@@ -30,10 +33,12 @@ class Judge:
     Attributes:
         requests: Requests that were found equal so far.
         imported: The recording is another program's: its headers say nothing of ours.
+        skipped: By field, how many differences were ignored: one a turn, and of messages one each.
     """
 
-    def __init__(self, stream: Stream, recording: Recording, blobs: Blobs, ignored: tuple[str, ...]) -> None:
+    def __init__(self, stream: Stream, recording: Recording, blobs: Blobs, ignored: Sequence[str]) -> None:
         self.requests = 0
+        self.skipped: Counter[str] = Counter()
         self.imported = "imported" in (recording.header.model_extra or {})
         self._stream = stream
         self._blobs = blobs
@@ -41,6 +46,8 @@ class Judge:
         self._then = MovingSurface(recording.surface)
         self._equal = 0
         self._generations = (0, 0)
+        self._named = ""
+        """What stands at the field that was found last."""
 
     def advance(self, seq: int) -> None:
         """The replay stands where the event ``seq`` was about to come."""
@@ -53,12 +60,15 @@ class Judge:
         """
         if self.imported or not recorded:
             return None
+        skipped: list[str] = []
         for key in dict.fromkeys([*_FIRST, *recorded, *today]):
             then = {key: recorded[key]} if key in recorded else {}
             now = {key: today[key]} if key in today else {}
-            found = first_difference(then, now, ignored=self._ignored)
+            found = first_difference(then, now, ignored=self._ignored, skipped=skipped)
             if found is not None:
+                self._named = named_field(found[0], recorded, today)
                 return found
+        self.skipped.update(skipped)
         return None
 
     async def compare_messages(self, replayed: list[Message], journal: Journal) -> Found | None:
@@ -68,14 +78,19 @@ class Judge:
         if generations != self._generations:
             self._equal, self._generations = 0, generations
         start = self._equal
-        found = messages_difference(recorded, replayed, start, ignored=self._ignored)
+        skipped: list[str] = []
+        found = messages_difference(recorded, replayed, start, ignored=self._ignored, skipped=skipped)
         if found is not None:
             # What is kept by reference is not another text: only now is it read.
             full = [*recorded[:start], *[await self._blobs.message(one) for one in recorded[start:]]]
             mine = [*replayed[:start], *await journal.resolve(replayed[start:])]
-            found = messages_difference(full, mine, start, ignored=self._ignored)
+            skipped = []
+            found = messages_difference(full, mine, start, ignored=self._ignored, skipped=skipped)
+            if found is not None:
+                self._named = named_message(found[0], full, mine)
         if found is None:
             self._equal = len(recorded)
+            self.skipped.update(skipped)
         return found
 
     def different(
@@ -94,11 +109,12 @@ class Judge:
             turn,
             step,
             attempt,
-            f"{what} differs at {field}",
+            f"{what} differs at {field}" + (f": {self._named}" if self._named else ""),
             field,
             recorded,
             replayed,
             behind=kind == "messages",
+            what_differs=self._named,
         )
 
     def extra(self, request: ChatRequest, turn: RecordedTurn) -> Divergence:
@@ -155,6 +171,7 @@ class Judge:
         replayed: Any,
         *,
         behind: bool = False,
+        what_differs: str = "",
     ) -> Divergence:
         return Divergence(
             kind=kind,
@@ -167,6 +184,7 @@ class Judge:
             seq=turn.end if attempt is None or behind else attempt.seq,
             time=turn.time if attempt is None or behind else attempt.time,
             field=field,
+            what=what_differs,
             recorded=recorded,
             replayed=replayed,
             message=f"{self._stream}: {what}",

@@ -8,7 +8,7 @@ form of their results. The first request that is not the recorded one ends the r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -40,7 +40,7 @@ from kimi_ray.replay.report import AgentReplay, Divergence
 from kimi_ray.replay.sources import Blobs
 from kimi_ray.replay.stage import Parts, Stage
 from kimi_ray.replay.tools import NEVER_RUN, NOT_STARTED, AbsentTool, tools_of_today
-from kimi_ray.settings import Limits, Profile, Sampling
+from kimi_ray.settings import Limits, Profile, Sampling, Workdir
 from kimi_ray.store.seam import Stream
 from kimi_ray.tools.contract import Tool, ToolContext, ToolOutput
 
@@ -137,6 +137,7 @@ class AgentPlayer:
             tool_calls=self._calls,
             tools_run=self._ran,
             tools_absent=tuple(sorted(self._absent)),
+            ignored=dict(self._judge.skipped),
             divergence=self._divergence,
         )
 
@@ -148,7 +149,7 @@ class AgentPlayer:
                 Profile.model_validate(bind.get("profile") or {"name": "recorded"}),
                 model_of_turn(None, {}, self._stage.models).model,
                 sampling=Sampling.model_validate(bind["sampling"]) if bind.get("sampling") else None,
-                workdir=self._options.workdir,
+                workdir=cast("Workdir | None", self._options.workdir),
             )
         except _MALFORMED as error:
             raise LogError(
@@ -315,7 +316,7 @@ class AgentPlayer:
                 for block in attempt.content
                 if block["type"] == "tool-call" and self._imported
             ]
-        own = () if self._imported else self._options.own_tools
+        own = () if self._imported else cast("Sequence[Tool]", self._options.own_tools)
         return await tools_of_today(names, recorded, self._stage.features, container, own, self._run_tool)
 
     async def _run_tool(self, tool: Tool, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:

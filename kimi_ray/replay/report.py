@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
+
+from pydantic import Field
 
 from kimi_ray.settings import Settings
 
@@ -30,6 +33,8 @@ class Divergence(Settings):
     """When that was recorded, epoch milliseconds."""
     field: str
     """For example ``messages[3].content[0].text``, ``tools[2].description``, ``system``."""
+    what: str = ""
+    """What stands there, in words: ``the result of count({"path":"a.txt"}), call_0_0_0``; may be empty."""
     recorded: Any = None
     replayed: Any = None
     message: str
@@ -54,6 +59,8 @@ class AgentReplay(Settings):
     """Of these, calls whose tools really ran."""
     tools_absent: tuple[str, ...] = ()
     """Tools that were to run and are not here: their results were the recorded ones."""
+    ignored: dict[str, int] = Field(default_factory=dict)
+    """Differences that were ignored, by field: in how many turns, and of a message 1."""
     divergence: Divergence | None = None
     error: dict[str, Any] | None = None
     """Why its log cannot be replayed, as data."""
@@ -74,6 +81,14 @@ class ReplayReport(Settings):
     def requests(self) -> int:
         """Requests that are as they were recorded, of all agents."""
         return sum(agent.requests for agent in self.agents)
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Differences that were ignored, by field, of all agents."""
+        total: Counter[str] = Counter()
+        for agent in self.agents:
+            total.update(agent.ignored)
+        return dict(total)
 
     @property
     def ok(self) -> bool:

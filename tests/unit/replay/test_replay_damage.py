@@ -249,7 +249,7 @@ async def test_what_a_header_says_otherwise_today(tmp_path: Path) -> None:
     assert found is not None
     assert (found.request, found.field) == (0, "tools[0].description")
     assert (found.recorded, found.replayed) == ("Look something up.", "Something else now")
-    for ignored in ("tools", "tools[0].description", "tools[0].description,parameters"):
+    for ignored in ("tools", "tools[0].description", "tools[0].description,tools[0].parameters"):
         again = await replayed(tmp_path, own_tools=(look_again,), ignore=tuple(ignored.split(",")))
         left = again.divergence
         assert left is None or left.field.startswith("tools[0].parameters"), left
