@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import json as json_text
 import os
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Home, Json
-from kimi_ray.cli.printing import counted, one_line, print_json, safe, say, tell
+from kimi_ray.cli.printing import clip, columns, counted, print_json, safe, say, tell
 from kimi_ray.cli.sessions import AgentOption
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kimi_ray.replay import AgentReplay, Divergence, ReplayOptions
+    from kimi_ray.replay import AgentReplay, ReplayOptions, ReplayReport
     from kimi_ray.store.open import ReadStore
 
-_VALUE_CHARS = 400
+_VALUE_COLUMNS = 160
+_LEAD_CHARS = 40
+"""So much of what is the same is shown before the first difference."""
 _NAMED = 20
+_IGNORED_SHOWN = 8
 
 
 def replay(
@@ -65,9 +69,9 @@ def replay(
 
     The first request that is not the recorded one is named, with both values; the exit code is then 1. With --json:
     {"ok", "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step", "attempt", "seq", "time",
-    "field", "recorded", "replayed", "message"}, "requests", "agents": [{"session_id", "agent_id", "turns", "requests",
-    "recorded_requests", "tool_calls", "tools_run",
-    "tools_absent", "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
+    "field", "what", "recorded", "replayed", "message"}, "requests", "ignored": {field: differences}, "agents":
+    [{"session_id", "agent_id", "turns", "requests", "recorded_requests", "tool_calls", "tools_run", "tools_absent",
+    "ignored", "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
     """
     from kimi_ray.cli.lookup import open_home, run_directory_of
     from kimi_ray.replay import ReplayOptions, ReplayReport
@@ -90,9 +94,14 @@ def replay(
         found = report.divergence
         agents = [one.model_dump(mode="json") for one in report.agents]
         said = None if found is None else found.model_dump(mode="json")
-        print_json({"ok": report.ok, "divergence": said, "requests": report.requests, "agents": agents, "home": place})
+        told = {"ok": report.ok, "divergence": said, "requests": report.requests, "ignored": report.ignored}
+        print_json({**told, "agents": agents, "home": place})
     else:
-        _tell(report.agents, report.divergence, report.requests)
+        _tell(report)
+        if run_tools and workdir is None and not report.ok:
+            tell(
+                "tools ran without a working directory: --workdir shared runs them here, --workdir copy in a copy of it"
+            )
     if not report.ok:
         raise typer.Exit(exits.FAILED)
 
@@ -120,8 +129,12 @@ def _write_answers(
         ]
 
     lines = asyncio.run(collect())
-    with whole_file(target, force=False) as file:
-        file.writelines(lines)
+    try:
+        with whole_file(target, force=False) as file:
+            file.writelines(lines)
+    except ConfigError as error:
+        hint = "name another file with --answers" + (", or remove that one" if error.code == "export.exists" else "")
+        raise ConfigError(error.message, code=error.code, hint=hint, details=error.details) from error
     if as_json:
         print_json({"answers": len(lines), "file": target})
     else:
@@ -210,25 +223,60 @@ def _workdir(text: str | None, *, run_tools: bool) -> Any:
     return find_workdir(text, os.getcwd())
 
 
-def _tell(agents: tuple[AgentReplay, ...], first: Divergence | None, requests: int) -> None:
+def _tell(report: ReplayReport) -> None:
+    agents, first = report.agents, report.divergence
     for one in agents:
         if one.error is not None:
             say(f"{one.session_id}/{one.agent_id}: cannot be replayed: {safe(one.error['message'])}")
     absent = sorted({name for one in agents for name in one.tools_absent})
     if absent:
         tell(f"not here, and so not run: {', '.join(absent)} (--tools module:function brings your own)")
+    ignored = ""
+    if report.ignored:
+        fields = [f"{field} {count}" for field, count in report.ignored.items()]
+        more = ", ..." if len(fields) > _IGNORED_SHOWN else ""
+        total = counted(sum(report.ignored.values()), "difference")
+        ignored = f"{total} ignored ({', '.join(fields[:_IGNORED_SHOWN])}{more})"
     if first is not None:
         say(safe(first.message))
-        say(f"  recorded: {_shown(first.recorded)}")
-        say(f"  replayed: {_shown(first.replayed)}")
+        for line in compared(first.recorded, first.replayed):
+            say(line)
         others = sum(one.divergence is not None for one in agents) - 1
         if others:
-            tell(f"{counted(others, 'other agent')} differ too, later in the recording")
+            tell(
+                f"{counted(others, 'other agent')} {'differs' if others == 1 else 'differ'} too, later in the recording"
+            )
+        if ignored:
+            tell(ignored)
     else:
         same = sum(one.error is None for one in agents)
-        say(f"{counted(same, 'agent')}, {counted(requests, 'request')}: as recorded")
+        but = f", but for {ignored}" if ignored else ""
+        say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}: as recorded{but}")
 
 
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
-    return one_line(text, _VALUE_CHARS)
+def compared(recorded: Any, replayed: Any) -> list[str]:
+    """Both values, a line each, and below them marks under the characters that differ."""
+    one, other = _text(recorded), _text(replayed)
+    same = _same(one, other)
+    start = max(0, same - _LEAD_CHARS)
+    ends = _same(one[same:][::-1], other[same:][::-1])
+    shown = [_shown(text, start) for text in (one, other)]
+    lead = columns(_shown(one[:same], start))
+    marked = max(columns(_shown(text[same : len(text) - ends], 0)) for text in (one, other))
+    marks = "^" * max(1, min(marked, _VALUE_COLUMNS - lead))
+    return [f"  recorded: {shown[0]}", f"  replayed: {shown[1]}", f"            {' ' * lead}{marks}"]
+
+
+def _same(one: str, other: str) -> int:
+    """How many characters at the beginning are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+
+
+def _shown(text: str, start: int) -> str:
+    """A part of a text on one line, its line breaks and tabs as they are written in Python."""
+    part = safe(text[start : start + 8 * _VALUE_COLUMNS]).replace("\n", "\\n").replace("\t", "\\t")
+    return clip(("..." if start else "") + part, _VALUE_COLUMNS)

@@ -77,7 +77,36 @@ def test_a_changed_tool_is_named(
     out = capsys.readouterr().out
     assert "request 1 (turn 0, step 1) differs at messages[2]" in out
     assert "recorded: it is blue" in out and "replayed: it is red" in out
+    assert 'the result of colour({"thing":"it"}), call_0_0_0' in out
+    assert "\n                  ^^^^\n" in out, "under the characters that differ"
     assert run_command(["replay", str(run_dir)]) == 0
+
+
+def test_values_are_shown_with_their_line_breaks_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    from kimi_ray.cli.replay import compared
+
+    assert compared("a\nb\tc", "a\nX\tc") == ["  recorded: a\\nb\\tc", "  replayed: a\\nX\\tc", " " * 15 + "^"]
+    assert compared("日本 1 x", "日本 22 x")[2] == " " * 17 + "^^"
+    assert compared({"a": 1}, "(nothing)")[2].endswith("^")
+    long = "x" * 3000
+    lines = compared(f"{long}one{long}", f"{long}two{long}")
+    at = lines[2].index("^")
+    assert [line[at : at + 3] for line in lines] == ["one", "two", "^^^"] and max(map(len, lines)) < 200
+    assert compared("abc", "abcd")[2].endswith("   ^")
+
+
+def test_what_was_ignored_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    changed = TOOLS.replace("The colour of a thing", "What colour a thing has")
+    (tmp_path / "replay_other.py").write_text(changed)
+    assert run_command(["replay", str(run_dir), "--tools", "replay_other:colour"]) == 1
+    assert "2 other agents differ too" in capsys.readouterr().err
+    assert run_command(["replay", f"{run_dir}", "--tools", "replay_other:colour", "--ignore", "tools"]) == 0
+    assert "as recorded, but for 3 differences ignored (tools 3)" in capsys.readouterr().out
+    code, found = _json(capsys, "replay", str(run_dir), "--tools", "replay_other:colour", "--ignore", "tools")
+    assert code == 0 and found["ignored"] == {"tools": 3}
+    for field in ("sistem", "messages"):
+        code, found = _json(capsys, "replay", str(run_dir), "--ignore", field)
+        assert code == 2 and found["error"]["code"] == "request.invalid"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +148,7 @@ def test_the_answers_of_a_session_are_a_model(
     assert [row["text"] for row in rows] == ["it is seen"] * 3 and {row["tool_calls"] for row in rows} == {1}
     code, found = _json(capsys, "replay", str(run_dir), "--answers", "answers.jsonl")
     assert code != 0, "a file that is there is not written over"
+    assert found["error"]["hint"] == "name another file with --answers, or remove that one"
     code, found = _json(capsys, "run", "one more", "--model", "recorded:answers.jsonl", "--address", "in-process")
     assert code == 1 and found["error"]["code"] == "provider.recording_exhausted"
     (tmp_path / "bad.jsonl").write_text('{"agent_id": "main"}\n{"content": [{"type": "image"}]}\n')
