@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from kimi_ray.cli import exits
-from kimi_ray.cli.doctor_settings import hook_line, permission_line, settings_facts
+from kimi_ray.cli.doctor_settings import hook_line, permission_line, programs_not_there, settings_facts
 from kimi_ray.cli.options import Address, BaseUrl, Home, Json, Model, Namespace
 from kimi_ray.cli.printing import print_json, safe, say
 from kimi_ray.cli.settings_of import IN_PROCESS, runtime_config
@@ -123,6 +123,13 @@ def _settings(config: RuntimeConfig, facts: dict[str, Any]) -> Iterator[Finding]
         ", ".join(facts["mcp_servers"]) or "none",
         'pip install "kimi-ray[mcp]", on every node' if missing else None,
     )
+    for name, program in programs_not_there(config):
+        yield Finding(
+            "MCP server",
+            "WARN",
+            f"{name}: there is no program {program!r} on this machine, so agents here do without its tools",
+            f"install it, or correct the command of [mcp_servers.{name}]",
+        )
     if facts["features"]:
         from kimi_ray.hosts.features import load_features
 
@@ -305,7 +312,8 @@ def _model(config: RuntimeConfig, name: str | None, base_url: str | None) -> Ite
     try:
         resolved = ModelCatalogue(config).resolve(asked, base_url)
         if not resolved.base_urls:
-            yield Finding("model", "OK", f"{resolved.name} is built in")
+            kind = f"a {resolved.provider} model of the settings" if resolved.name in config.models else "built in"
+            yield Finding("model", "OK", f"{resolved.name} is {kind}")
             return
         served = asyncio.run(_served(resolved))
     except KimiRayError as error:

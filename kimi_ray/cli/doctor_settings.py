@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kimi_ray.config import RuntimeConfig
+
+_HOST_PYTHON = "{python}"
+"""The word of a command that stands for the interpreter."""
 
 
 def settings_facts(config: RuntimeConfig) -> dict[str, Any]:
@@ -36,6 +40,17 @@ def settings_facts(config: RuntimeConfig) -> dict[str, Any]:
         "mcp_installed": find_spec("mcp") is not None,
         "features": [*config.features, *sorted(point.value for point in entry_points(group="kimi_ray.features"))],
     }
+
+
+def programs_not_there(config: RuntimeConfig) -> list[tuple[str, str]]:
+    """The MCP servers that are started here by a program which this machine does not have, with that program."""
+    return [
+        (name, server.command[0])
+        for name, server in sorted(config.mcp_servers.items())
+        if server.command
+        and server.command[0] != _HOST_PYTHON
+        and which(server.command[0], path=server.env.get("PATH")) is None
+    ]
 
 
 def hook_line(hook: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def check(
     structured output, seed, log-probabilities, token ids. Each answer is printed as it is known. Exit code 1 when plain
     chat does not work, 130 when interrupted, with what is known until then.
     With --json: {"name", "model", "server", "works", "served", "findings": [{"name", "verdict", "told", "ms",
-    "error"}], "settings", "table"}; interrupted: {"error", "findings"}.
+    "error"}], "settings", "configured", "table"}; interrupted: {"error", "findings"}.
     """
     from kimi_ray.cli.swarm_plan import find_model
     from kimi_ray.config import load_config

@@ -34,6 +34,8 @@ Verdict = Literal["yes", "no", "not heeded", "not told", "not tried"]
 _CONTEXT_NAMES = ("max_model_len", "context_length", "max_context_length", "context_window", "n_ctx")
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 _CALLED_TWICE = 2
+_ASKED = frozenset({"provider", "model", "base_url", "api_key_env", "stream", "reasoning_field", "reasoning_history"})
+"""The settings that the questions go by, or whose answers would show another one."""
 
 _WEATHER = ToolSpec(
     "get_weather",
@@ -82,12 +84,15 @@ class ModelCheck(Settings):
     """The models that the server lists."""
     settings: dict[str, Any]
     """What ``[models.X]`` should say."""
+    configured: tuple[str, ...] = ()
+    """The keys of these that were in the settings already, and that no answer bears out."""
 
     @property
     def table(self) -> str:
-        """``settings`` as TOML."""
+        """``settings`` as TOML; those that were ``configured`` say so."""
         name = self.name if self.name.replace("-", "").replace("_", "").isalnum() else json.dumps(self.name)
-        lines = [f"{key} = {json.dumps(value)}" for key, value in self.settings.items()]
+        told = dict.fromkeys(self.configured, "  # as configured, not asked")
+        lines = [f"{key} = {json.dumps(value)}{told.get(key, '')}" for key, value in self.settings.items()]
         return "\n".join([f"[models.{name}]", *lines])
 
 
@@ -178,6 +183,8 @@ class _Check:
             self._findings.append(finding)
             if self._on_finding is not None:
                 self._on_finding(finding)
+        advice, said = self._advice(), self._resolved.settings.said()
+        asked = _ASKED if seen.context != advice.get("max_context_tokens") else {*_ASKED, "max_context_tokens"}
         return ModelCheck(
             name=self._resolved.name,
             model=self._resolved.model,
@@ -185,7 +192,8 @@ class _Check:
             works=seen.whole or seen.streams,
             findings=tuple(self._findings),
             served=tuple(seen.served),
-            settings=self._advice(),
+            settings=advice,
+            configured=tuple(key for key, value in advice.items() if said.get(key) == value and key not in asked),
         )
 
     async def _ask(self, name: str, question: Callable[[], Awaitable[tuple[Verdict, str]]]) -> Finding:
@@ -219,7 +227,12 @@ class _Check:
         told = f"{many}: {', '.join(seen.served[:5])}{' ...' if len(seen.served) > 5 else ''}"
         if ours is None:
             return "yes", f"{told}; {self._resolved.model!r} is not among them"
-        return "yes", told + (f"; context of {seen.context} tokens" if seen.context else "")
+        if seen.context:
+            told += f"; context of {seen.context} tokens"
+            configured = self._resolved.settings.max_context_tokens
+            if configured not in (None, seen.context):
+                told += f", and {configured} are configured"
+        return "yes", told
 
     async def _chat(self) -> tuple[Verdict, str]:
         seen = self._seen

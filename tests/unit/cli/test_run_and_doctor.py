@@ -205,6 +205,30 @@ headers = { Authorization = "hidden-5" }
     assert "hidden" not in told.out + told.err + found.out + found.err
 
 
+def test_doctor_tells_an_mcp_server_without_its_program_and_a_model_of_the_users(cli: Cli, home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text("""
+[models.lister]
+provider = "scripted"
+script = ["Done."]
+[mcp_servers.bad]
+command = ["there-is-no-such-program", "hidden-1"]
+[mcp_servers.clock]
+command = ["{python}", "clock.py"]
+""")
+    told = cli("doctor", "--model", "lister", "--json")
+    checks = told.document["checks"]
+    (bad,) = [one for one in checks if one["check"] == "MCP server"]
+    assert bad["status"] == "WARN" and "bad: there is no program 'there-is-no-such-program'" in bad["detail"]
+    assert "hidden" not in told.out
+    (model,) = [one for one in checks if one["check"] == "model"]
+    assert model["detail"] == "lister is a scripted model of the settings"
+    (model,) = [
+        one for one in cli("doctor", "--model", "scripted", "--json").document["checks"] if one["check"] == "model"
+    ]
+    assert model["detail"] == "scripted is built in"
+
+
 def test_doctor_finds_and_removes_locks_of_the_dead(cli: Cli, home: Path) -> None:
     assert cli("run", "x", *BARE).code == 0
     stale = home / "writers" / "01ARZ3NDEKTSV4RRFFQ69G5FAV.lock"

@@ -143,6 +143,15 @@ async def test_a_server_that_can_everything(serve: Serve) -> None:
     assert "one seed, one answer" in finding(found, "seed").told
 
 
+async def test_what_was_configured_is_not_told_as_found(serve: Serve) -> None:
+    found = await check(serve, Server(), max_context_tokens=9_000, max_attempts=2)
+    assert set(found.configured) == {"max_context_tokens", "max_attempts"}
+    assert "max_context_tokens = 9000  # as configured" in found.table
+    assert "context of 4096 tokens, and 9000 are configured" in finding(found, "model list").told
+    found = await check(serve, Server(), max_context_tokens=4096)
+    assert found.configured == () and "#" not in found.table
+
+
 async def test_a_server_that_can_little(serve: Serve) -> None:
     weak = Server(
         list=False, usage=False, tools=None, schema=False, seed=False, logprobs=False, token_ids=False, parallel=False
