@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
-from kimi_ray.events import LogHeader
+from kimi_ray.events import LogHeader, thaw
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.log import Message
 from kimi_ray.replay.messages import MovingSurface
@@ -27,7 +27,7 @@ class RecordedRequest:
     """One request of a log, in full, and what came of it.
 
     Attributes:
-        index: Its place among all requests of its log, from 0.
+        index: Its place among all requests of its log, from 0; of one for a summary, among those.
         seq: Everything that it was made of stands below.
         time: When what came of it was recorded, epoch milliseconds.
         request: What was asked, as the provider was given it.
@@ -107,10 +107,10 @@ class RecordedAgent:
             error = None if attempt.response is None else attempt.response.get("error")
             yield RecordedRequest(index, attempt.seq, attempt.time, request, header, attempt.content, error)
 
-    async def summary_requests(self) -> AsyncIterator[ChatRequest]:
-        """Every request for the summary of a compaction, in order."""
+    async def summary_requests(self) -> AsyncIterator[RecordedRequest]:
+        """Every request for the summary of a compaction, in order, retries too. The answer is the summary."""
         surface = MovingSurface(self.recording.surface)
-        for asked in self.recording.summaries:
+        for index, asked in enumerate(self.recording.summaries):
             data = asked.event.data
             surface.advance(asked.event.seq)
             found = surface.between(asked.first, asked.last)[data.get("left_out", 0) :]
@@ -118,7 +118,17 @@ class RecordedAgent:
             header = await self._blobs.header(asked.header or {})
             header |= {"model": data["model"], "sampling": data.get("sampling")}
             made = request_of(self.stream, header, messages, turn=0, step=0, attempt=data["attempt"])
-            yield replace(made, purpose="compaction")
+            response, summary = asked.response, asked.summary
+            answer: list[dict[str, Any]] = [] if summary is None else thaw(summary.data["summary"])
+            yield RecordedRequest(
+                index,
+                asked.event.seq,
+                (asked.event if response is None else response).time,
+                replace(made, purpose="compaction"),
+                header,
+                await self._blobs.blocks(answer),
+                None if response is None else response.data.get("error"),
+            )
 
     def _attempts(self) -> Iterator[tuple[RecordedTurn, int, Attempt]]:
         for turn in self.recording.turns:

@@ -152,7 +152,7 @@ class RecordedTurn:
         return reason["kind"] in ("cancelled", "interrupted", "limit", "blocked")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SummaryAsked:
     """A request for the summary of a compaction.
 
@@ -161,12 +161,16 @@ class SummaryAsked:
         first: The seq of the first node that is to be summarized.
         last: That of the last one.
         header: The request header that counted.
+        response: The ``compaction/response`` to it, or None.
+        summary: The ``compaction/summary`` that it led to, or None.
     """
 
     event: SessionEvent
     first: int
     last: int
     header: dict[str, Any] | None
+    response: SessionEvent | None = None
+    summary: SessionEvent | None = None
 
 
 @dataclass(slots=True)
@@ -297,6 +301,15 @@ class RecordingReader:
         if self._compacting is not None:
             self._made.summaries.append(SummaryAsked(event, *self._compacting, self._header))
 
+    def _summarized(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        asked = self._made.summaries[-1] if self._made.summaries else None
+        if asked is None or asked.event.data["compaction_id"] != event.data["compaction_id"]:
+            return  # a summarizer that asks no model
+        if event.type == "compaction/summary":
+            asked.summary = event
+        elif asked.event.data["attempt"] == event.data["attempt"]:
+            asked.response = event
+
     def _completion(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._completed.append(event.data["prompt_id"])
 
@@ -409,6 +422,8 @@ _HANDLERS: dict[str, Any] = {
     "prompt/submitted": RecordingReader._submission,  # pyright: ignore[reportPrivateUsage]
     "compaction/start": RecordingReader._compaction,  # pyright: ignore[reportPrivateUsage]
     "compaction/request": RecordingReader._summary,  # pyright: ignore[reportPrivateUsage]
+    "compaction/response": RecordingReader._summarized,  # pyright: ignore[reportPrivateUsage]
+    "compaction/summary": RecordingReader._summarized,  # pyright: ignore[reportPrivateUsage]
     "prompt/completed": RecordingReader._completion,  # pyright: ignore[reportPrivateUsage]
     "turn/start": RecordingReader._turn_start,  # pyright: ignore[reportPrivateUsage]
     "turn/end": RecordingReader._turn_end,  # pyright: ignore[reportPrivateUsage]

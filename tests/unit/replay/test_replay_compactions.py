@@ -76,7 +76,11 @@ async def test_compactions_before_steps_by_hand_and_undos(tmp_path: Path) -> Non
     agent = (await rebuild_session(source_of(tmp_path), "s1")).main
     found = [one.request.messages async for one in agent.requests()]
     assert found == [one.messages for one in talk.requests]
-    assert [one async for one in agent.summary_requests()] == talk.summaries != []
+    asked = [one async for one in agent.summary_requests()]
+    assert [one.request for one in asked] == talk.summaries != []
+    assert [one.index for one in asked] == list(range(len(asked)))
+    assert all(SUMMARY.text in one.answer[0]["text"] and one.error is None for one in asked)
+    assert all(types[one.seq] == "compaction/request" and one.header["model"] == one.request.model for one in asked)
 
 
 async def test_results_that_were_pruned(tmp_path: Path) -> None:
