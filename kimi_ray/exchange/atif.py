@@ -33,6 +33,7 @@ Json = dict[str, Any]
 
 _OF_USER: Final = frozenset({"user", "rollout", "subagent"})
 """Kinds of sources that are a user to the agent; what else speaks in the user's role is the system."""
+_TOKENS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _MEDIA: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
@@ -90,6 +91,8 @@ class _Course:
         self._refs: dict[str, list[Json]] = {}
         """By call, the trajectories of the subagents that it started."""
         self._copied = False
+        self._compactions: dict[str, Json] = {}
+        """By compaction, what its requests took: a summary is no step of the agent."""
 
     async def run(self, facts: Json) -> Json:
         async with aclosing(log_events(self._store, self._log.stream, self._problems)) as events:
@@ -220,6 +223,22 @@ class _Course:
         for call in calls:
             self._calls[call["tool_call_id"]] = step
 
+    async def _compacted(self, event: SessionEvent) -> None:
+        data = event.data
+        if not self._copied:
+            self._pay(str(data["compaction_id"]), data.get("usage"))
+
+    async def _summed(self, event: SessionEvent) -> None:
+        """A summary that no request of the agent's own model brought tells its tokens itself."""
+        data = event.data
+        if not self._copied and data["compaction_id"] not in self._compactions:
+            self._pay(str(data["compaction_id"]), data.get("usage"))
+
+    def _pay(self, compaction_id: str, usage: Json | None) -> None:
+        paid = self._compactions.setdefault(compaction_id, dict.fromkeys(_TOKENS, 0))
+        for name, tokens in _tokens(usage or {}).items():
+            paid[name] += tokens
+
     def _metrics(self, data: Json) -> Json | None:
         answered = next((one.data for one in reversed(self._responses) if not one.data.get("error")), data)
         usage: Json | None = answered.get("usage") or data.get("usage")
@@ -229,11 +248,7 @@ class _Course:
         extra: Json = {key: get(key) for key in ("reasoning", "cache_write", "estimated") if get(key)}
         timing: Json = answered.get("timing") or {}
         extra |= {key: timing[key] for key in ("ttft_ms", "total_ms") if key in timing}
-        metrics: Json = {
-            "prompt_tokens": get("input", 0) + get("cached", 0) + get("cache_write", 0),
-            "completion_tokens": get("output", 0),
-            "cached_tokens": get("cached", 0),
-        }
+        metrics: Json = _tokens(usage)
         return metrics | ({"extra": extra} if extra else {})
 
     async def _result(self, event: SessionEvent) -> None:
@@ -279,10 +294,22 @@ class _Course:
         own = [step for step in self._steps if not step.get("is_copied_context")]
         known = [step["metrics"] for step in own if "metrics" in step]
         totals: Json = {"total_steps": len(self._steps)}
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        for name in _TOKENS:
             if known:
                 totals[f"total_{name}"] = sum(one[name] for one in known)
+        if self._compactions:
+            paid = {name: sum(one[name] for one in self._compactions.values()) for name in _TOKENS}
+            totals["extra"] = {"compactions": {"count": len(self._compactions), **paid}}
         return totals
+
+
+def _tokens(usage: Json) -> Json:
+    get = usage.get
+    return {
+        "prompt_tokens": get("input", 0) + get("cached", 0) + get("cache_write", 0),
+        "completion_tokens": get("output", 0),
+        "cached_tokens": get("cached", 0),
+    }
 
 
 def _content(blocks: list[Json]) -> str | list[Json]:
@@ -310,6 +337,8 @@ _HANDLERS: Final = {
     "surface/cut": _Course._cut,  # pyright: ignore[reportPrivateUsage]
     "llm/response": _Course._response,  # pyright: ignore[reportPrivateUsage]
     "step/start": _Course._step_start,  # pyright: ignore[reportPrivateUsage]
+    "compaction/response": _Course._compacted,  # pyright: ignore[reportPrivateUsage]
+    "compaction/summary": _Course._summed,  # pyright: ignore[reportPrivateUsage]
     "subagent/spawned": _Course._spawned,  # pyright: ignore[reportPrivateUsage]
 }
 

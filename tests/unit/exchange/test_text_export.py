@@ -115,6 +115,29 @@ async def test_atif(tmp_path: Path) -> None:
     assert len(found.steps) == 6 and found.subagent_trajectories[0].steps[0].message == "a part"
 
 
+async def test_the_tokens_of_summaries_stand_beside_those_of_the_steps(tmp_path: Path) -> None:
+    log = Scribe()
+    log.bind()
+    log.plain_turn("one")
+    usage = {"input": 100, "cached": 30, "output": 9}
+    opened = {"trigger": "manual", "shadowed_range": {}, "tokens": 1}
+    log.add("compaction/start", compaction_id="k", **opened)
+    log.add("compaction/response", compaction_id="k", attempt=1, error={"code": "x"}, usage={"input": 1}, timing={})
+    log.add("compaction/response", compaction_id="k", attempt=2, usage=usage, timing={})
+    told = {"summary": [], "shadowed_range": {}, "shadowed_seqs": [], "shadowed_tokens": 1}
+    log.add("compaction/summary", compaction_id="k", usage=usage, **told)
+    log.add("compaction/end", compaction_id="k")
+    log.add("compaction/start", compaction_id="other", **opened)
+    log.add("compaction/summary", compaction_id="other", usage={"input": 5, "output": 2}, **told)
+    await store_logs(tmp_path, [log])
+    (trajectory,), _ = await lines(tmp_path, "atif")
+    (step,) = [one for one in trajectory["steps"] if one["source"] == "agent"]
+    found = trajectory["final_metrics"]
+    assert found.get("total_completion_tokens") == step.get("metrics", {}).get("completion_tokens")
+    paid = {"prompt_tokens": 136, "completion_tokens": 11, "cached_tokens": 30}
+    assert found["extra"] == {"compactions": {"count": 2, **paid}}
+
+
 async def test_the_system_prompt_comes_first(tmp_path: Path) -> None:
     log = Scribe()
     log.turn()
