@@ -21,7 +21,7 @@ from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.replay import HomeSource, RecordedSession, rebuild_session
-from kimi_ray.replay.places import find_place
+from kimi_ray.replay.places import find_place, not_there, split_name
 from kimi_ray.session_handle import Session
 from kimi_ray.session_lifecycle import ArchiveResult, Lifecycle
 from kimi_ray.session_link import Notes, SessionLink, open_session
@@ -155,8 +155,13 @@ class Runtime:
             return await rebuild_session(source, session_id, agent_id, whole=whole)
         self._refuse_when_closed()
         self._courier.check_loop()
-        session_id, agent_id = what if isinstance(what, Stream) else os.fspath(what).partition("/")[::2]
-        return await rebuild_session(self._courier.store, session_id, agent_id or None, whole=whole)
+        session_id, agent_id = what if isinstance(what, Stream) else split_name(os.fspath(what))
+        try:
+            return await rebuild_session(self._courier.store, session_id, agent_id, whole=whole)
+        except SessionError as error:
+            if error.code != "session.not_found" or isinstance(what, Stream) or agent_id is None:
+                raise
+            raise not_there(os.fspath(what)) from error  # A/B may have been meant as a directory
 
     def resolve_model(self, name: str | ResolvedModel | None = None, base_url: str | None = None) -> ResolvedModel:
         """What a model's name means here, key included. None is the configured default.

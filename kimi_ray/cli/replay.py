@@ -18,6 +18,7 @@ from kimi_ray.cli.sessions import AgentOption
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kimi_ray.errors import KimiRayError
     from kimi_ray.replay import AgentReplay, ReplayOptions, ReplayReport
     from kimi_ray.store.open import ReadStore
 
@@ -183,13 +184,39 @@ def _sessions_of(text: str, directory: Path | None) -> list[str]:
 async def _streams(store: ReadStore, text: str, agent: str | None, recorded: list[str]) -> list[tuple[str, str | None]]:
     """The sessions that a person means, each with the one agent that is meant, or None for its whole tree."""
     from kimi_ray.cli.lookup import find_session, find_stream, is_run
+    from kimi_ray.errors import SessionError
 
     if recorded:
         return [(one, None) for one in recorded]
-    if agent is not None or (not is_run(text) and (":" in text or "/" in text)):
-        stream = await find_stream(store, text, agent)
-        return [(stream.session_id, stream.agent_id)]
-    return [(await find_session(store, text), None)]
+    try:
+        if agent is not None or (not is_run(text) and (":" in text or "/" in text)):
+            stream = await find_stream(store, text, agent)
+            return [(stream.session_id, stream.agent_id)]
+        return [(await find_session(store, text), None)]
+    except SessionError as error:
+        if error.code == "session.not_found" and await asyncio.to_thread(_is_path, text):
+            raise _no_recording(text) from error
+        raise
+
+
+def _is_path(text: str) -> bool:
+    return os.path.exists(text) or "/" in text or text.endswith(".zip")
+
+
+def _no_recording(text: str) -> KimiRayError:
+    """What looks like a path, and is no run directory: also an archive."""
+    from kimi_ray.errors import RunError
+
+    run = text.rpartition("/")[0] if not os.path.exists(text) else ""
+    there = f"{text} is no run directory" if os.path.exists(text) else f"there is no run directory {text}"
+    if text.endswith(".zip") or os.path.isfile(text):
+        there, run = f"{text} is no run directory, and a replay takes no archives", ""
+    return RunError(
+        there + (f", and no session {run!r}" if run and "/" not in run else ""),
+        code="run.not_found",
+        hint="name a session of the home (kimi-ray sessions list), SESSION/AGENT, or the directory of a run",
+        details={"run_dir": text},
+    )
 
 
 def _own_tools(said: list[str] | None, directory: Path | None) -> tuple[Any, ...]:

@@ -43,6 +43,30 @@ def find_place(path: str | os.PathLike[str]) -> tuple[str, str, str | None]:
     raise ConfigError(
         f"{place} is neither a session's directory nor a run's",
         code="request.unknown_id",
-        hint="name <home>/sessions/<workspace>/<session>, a log in it, a run directory, or a session by its id",
+        hint="name <home>/sessions/<workspace>/<session>, a log in it, a run directory, or a session by its id; "
+        "a replay takes no archives",
         details={"path": str(place)},
+    )
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """The session and the agent (None: all) of an id or of ``SESSION/AGENT``.
+
+    Raises:
+        ConfigError: ``request.unknown_id`` for a text that can be neither.
+    """
+    session_id, slash, agent_id = text.partition("/")
+    if not is_path_safe_id(session_id) or (slash and not is_path_safe_id(agent_id)):
+        raise not_there(text)
+    return session_id, agent_id or None
+
+
+def not_there(text: str) -> ConfigError:
+    """``request.unknown_id`` for what is neither a path that exists nor the name of a session or of an agent."""
+    return ConfigError(
+        f"{text[:200]!r} is neither a path that is there, nor a session's id or SESSION/AGENT of this home",
+        code="request.unknown_id",
+        hint="give a whole id, SESSION/AGENT, or the path of a run directory or of a session's; @last, ends of ids and "
+        "RUN:ITEM are the command line's (kimi-ray sessions list shows the ids)",
+        details={"path": text[:1000]},
     )

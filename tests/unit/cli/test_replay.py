@@ -113,6 +113,9 @@ def test_what_was_ignored_is_told(run_dir: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "code"),
     [
         (["replay", "nobody"], "session.not_found"),
+        (["replay", "runs/nope"], "run.not_found"),
+        (["replay", "session.zip"], "run.not_found"),
+        (["replay", "items.txt"], "run.not_found"),
         (["replay", "@last", "--agent", "agent-99"], "request.unknown_id"),
         (["replay", "@last", "--workdir", "copy"], "request.conflict"),
         (["replay", "@last", "--tools", "no_such_module:f"], "tool.not_importable"),
@@ -121,6 +124,13 @@ def test_what_was_ignored_is_told(run_dir: Path, capsys: pytest.CaptureFixture[s
 def test_bad_usage(run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
     status, found = _json(capsys, *arguments)
     assert status == 2 and found["error"]["code"] == code
+
+
+def test_a_path_that_is_no_run_is_told_as_one(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = _json(capsys, "replay", "runs/nope")
+    assert found["error"]["message"] == "there is no run directory runs/nope, and no session 'runs'"
+    _, found = _json(capsys, "replay", "items.txt")
+    assert "takes no archives" in found["error"]["message"]
 
 
 def test_what_the_model_saw_at_a_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

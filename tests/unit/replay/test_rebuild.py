@@ -78,6 +78,11 @@ async def test_what_can_be_named(tmp_path: Path) -> None:
             ("s1", "session.not_found"),
             (tmp_path, "request.unknown_id"),
             (place.parent, "request.unknown_id"),
+            ("runs/nope", "request.unknown_id"),
+            ("@last", "request.unknown_id"),
+            ("s1/", "request.unknown_id"),
+            ("a/b/c", "request.unknown_id"),
+            ("", "request.unknown_id"),
         ]
         for what, code in refused:
             with pytest.raises(KimiRayError) as error:
