@@ -20,6 +20,10 @@ from kimi_ray.settings import PermissionModeName, PromptState, Usage
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
 
 
+_EXACT = 1 << 53
+"""A float up to here that has no fraction is the number that was meant."""
+
+
 def content_hash(content: Any) -> int:
     """A short hash of a prompt's content; equal within a process for equal content."""
     return hash(encode(content))
@@ -297,10 +301,11 @@ class AgentFold:
         self.sums.steps += 1
 
     def _step_end(self, event: SessionEvent) -> None:
-        data, s = event.data, self.sums
-        s.model_ms += data.get("model_ms", 0)
-        s.tools_ms += data.get("tools_ms", 0)
-        s.store_ms += data.get("store_ms", 0)
+        s = self.sums
+        model_ms, tools_ms, store_ms = _whole(event.data, "model_ms", "tools_ms", "store_ms")
+        s.model_ms += model_ms
+        s.tools_ms += tools_ms
+        s.store_ms += store_ms
 
     def _tool_call(self, _event: SessionEvent) -> None:
         self.sums.tool_calls += 1
@@ -321,11 +326,12 @@ class AgentFold:
     def _use(self, usage: dict[str, Any] | None) -> None:
         s = self.sums
         if usage is not None:
-            s.input += usage.get("input", 0)
-            s.cached += usage.get("cached", 0)
-            s.cache_write += usage.get("cache_write", 0)
-            s.output += usage.get("output", 0)
-            s.reasoning += usage.get("reasoning", 0)
+            counts = _whole(usage, "input", "cached", "cache_write", "output", "reasoning")
+            s.input += counts[0]
+            s.cached += counts[1]
+            s.cache_write += counts[2]
+            s.output += counts[3]
+            s.reasoning += counts[4]
             if usage.get("estimated"):
                 s.estimated = self._turn_estimated = True
 
@@ -334,19 +340,20 @@ class AgentFold:
 
     def _response(self, event: SessionEvent) -> None:
         data, s = event.data, self.sums
+        queued_ms, limiter_ms = _whole(data["timing"], "queued_ms", "limiter_ms")
         self._use(data.get("usage"))
         self.counted.response(data)
-        timing = data["timing"]
-        s.queued_ms += timing.get("queued_ms", 0)
-        s.limiter_ms += timing.get("limiter_ms", 0)
+        s.queued_ms += queued_ms
+        s.limiter_ms += limiter_ms
         if "served_model" in data:
             self.served_model = data["served_model"]
         if "fingerprint" in data:
             self.fingerprint = data["fingerprint"]
 
     def _retry(self, event: SessionEvent) -> None:
+        [delay_ms] = _whole(event.data, "delay_ms")
         self.sums.retries += 1
-        self.sums.retry_wait_ms += event.data["delay_ms"]
+        self.sums.retry_wait_ms += delay_ms
 
     def _header(self, event: SessionEvent) -> None:
         if event.data["header"] != self.header:
@@ -468,6 +475,23 @@ FOLLOWED = frozenset(_HANDLERS)
 
 _KNOWN = {type_key(entry.name): entry.name for entry in CORE}
 _PASSED = frozenset(key for key, name in _KNOWN.items() if name not in FOLLOWED)
+
+
+def _whole(data: dict[str, Any], *names: str) -> list[int]:
+    """Numbers that are summed up: one that is not whole would spoil the sums of everything behind it.
+
+    Raises:
+        TypeError: naming it.
+    """
+    found: list[int] = []
+    for name in names:
+        number: Any = data.get(name, 0)
+        if type(number) is float and number.is_integer() and abs(number) <= _EXACT:
+            number = int(number)
+        if type(number) is not int:
+            raise TypeError(f"{name} is no whole number: {str(number)[:40]}")
+        found.append(number)
+    return found
 
 
 def fold_stored(fold: AgentFold, lines: Sequence[bytes], first_seq: int) -> None:

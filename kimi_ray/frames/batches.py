@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from kimi_ray.frames.schemas import arrow_schema, columns
+from kimi_ray.frames.schemas import arrow_schema, bounds_of, columns
 
 BATCH_ROWS: Final = 32_768
 BATCH_CHARS: Final = 16 << 20
@@ -37,6 +37,7 @@ class Batches:
         self.count = 0
         self._pa = pyarrow()
         self.schema = arrow_schema(self._pa, frame)
+        self._bounds = {column.name: bounds for column in columns(frame) if (bounds := bounds_of(column)) is not None}
         self._emit = sink(frame, self.schema)
         self._problem = problem
         self._rows: list[Row] = []
@@ -62,13 +63,30 @@ class Batches:
 
     def _array(self, field: Any, values: tuple[Any, ...]) -> Any:
         try:
-            return self._pa.array(values, field.type)
+            made = self._pa.array(values, field.type)
+            self._check_range(field, values)
         except (self._pa.ArrowException, TypeError, OverflowError, ValueError):
             return self._pa.array([self._or_null(field, value) for value in values], field.type)
+        return made
+
+    def _check_range(self, field: Any, values: Sequence[Any]) -> None:
+        """Refuse what the column's type can hold, and its meaning cannot.
+
+        Raises:
+            ValueError: a count below zero, a time that no calendar has.
+        """
+        bounds = self._bounds.get(field.name)
+        if bounds is None:
+            return
+        least, most = bounds
+        for value in values:
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{str(value)[:40]} is out of range")
 
     def _or_null(self, field: Any, value: Any) -> Any:
         try:
             self._pa.scalar(value, field.type)
+            self._check_range(field, (value,))
         except (self._pa.ArrowException, TypeError, OverflowError, ValueError) as error:
             self._problem(
                 {

@@ -16,6 +16,7 @@ from kimi_ray.session.document_value import parent_of_log
 
 _BLOBS_HELD: Final = 8
 _NO_USAGE: Final = (None,) * 6
+_COUNTS: Final = ("input", "cached", "cache_write", "output", "reasoning")
 _NO_ERROR: Final = (None, None, None)
 
 
@@ -123,6 +124,18 @@ def usage_of(usage: dict[str, Any] | None) -> tuple[Any, ...]:
         get("reasoning", 0),
         bool(get("estimated")),
     )
+
+
+def check_counts(usage: dict[str, Any] | None) -> None:
+    """Refuse counts below zero: in a sum nobody would see them.
+
+    Raises:
+        ValueError: naming the count.
+    """
+    for name in _COUNTS if usage else ():
+        count: Any = (usage or {}).get(name, 0)
+        if count < 0:
+            raise ValueError(f"usage.{name} is {str(count)[:40]}")
 
 
 def error_of(error: dict[str, Any] | None) -> tuple[str | None, str | None, str | None]:

@@ -45,8 +45,8 @@ class LogFault(NamedTuple):
 def read_log(runs: Iterable[tuple[bytes, ...]], folds: Iterable[Fold], fault: Callable[[LogFault], None]) -> int:
     """Show a log to folds.
 
-    An event that has not the payload of its type is passed over, and a log that is damaged ends there; ``fault`` is
-    told of both and may raise.
+    An event that has not the payload of its type is passed over, a log that is damaged ends there, and what its events
+    make no sense of together has no row; ``fault`` is told of each and may raise.
 
     Args:
         runs: The log's lines.
@@ -70,7 +70,10 @@ def read_log(runs: Iterable[tuple[bytes, ...]], folds: Iterable[Fold], fault: Ca
         _show(run, seq, wanted, fault)
         seq += len(run)
     for fold in known:
-        fold.finish(seq - 1)
+        try:
+            fold.finish(seq - 1)
+        except _MALFORMED as error:
+            fault(LogFault(_bad_end(seq - 1, error), ends=False))
     return seq
 
 
@@ -145,4 +148,13 @@ def _bad_payload(event: Event, error: Exception) -> LogError:
         code="log.bad_payload",
         hint=_HINT,
         details={"seq": seq},
+    )
+
+
+def _bad_end(last_seq: int, error: Exception) -> LogError:
+    return LogError(
+        f"what the events up to {last_seq} say does not go together: {error.__class__.__name__}: {str(error)[:200]}",
+        code="log.bad_payload",
+        hint=_HINT,
+        details={"last_seq": last_seq},
     )

@@ -10,7 +10,7 @@ from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.errors import KimiRayError, RunError
 from kimi_ray.events import SessionEvent
 from kimi_ray.frames.batches import Batches, Row
-from kimi_ray.frames.log_facts import as_json
+from kimi_ray.frames.log_facts import as_json, check_counts
 from kimi_ray.frames.reading import Event, Handler
 from kimi_ray.frames.sources import FoundLog
 from kimi_ray.runs.outcomes import error_of, status_of, stop_of
@@ -184,6 +184,7 @@ class RowFold:
 
     def _follow(self, event: Event) -> None:
         kind, data = event["type"], event["data"]
+        check_counts(data.get("usage"))
         self._fold.apply(self._shown.show(event))
         if kind == "turn/start":
             self._turn_open = True

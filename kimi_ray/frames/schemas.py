@@ -21,6 +21,14 @@ _ARROW_TYPES: Final = {
 }
 
 
+_SIGNED: Final = frozenset({"seed", "exit_code", "last_seq"})
+"""Numbers that can be below zero; all others are counts, durations or places."""
+
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_402_300_799_999
+"""The years 1 to 9999: what Python's dates and most readers have."""
+
+
 class Column(NamedTuple):
     """A column of a frame."""
 
@@ -229,6 +237,15 @@ def columns(frame: str) -> tuple[Column, ...]:
             details={"frame": frame[:200]},
         )
     return found
+
+
+def bounds_of(column: Column) -> tuple[int, int] | None:
+    """The least and the largest value that a column means anything with; None where its type alone says it."""
+    if column.type == "timestamp":
+        return _FIRST_MS, _LAST_MS
+    if column.type == "int64" and column.name not in _SIGNED:
+        return 0, (1 << 63) - 1
+    return None
 
 
 def arrow_type(pa: Any, type_: str) -> Any:

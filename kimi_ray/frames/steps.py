@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kimi_ray.frames.batches import Batches
-from kimi_ray.frames.log_facts import LogFacts, ModelNames
+from kimi_ray.frames.log_facts import LogFacts, ModelNames, check_counts
 from kimi_ray.frames.reading import Event, Handler
 
 
@@ -42,6 +42,7 @@ class _Open:
         self.message_seq: int | None = None
 
     def use(self, usage: dict[str, Any]) -> None:
+        check_counts(usage)
         get = usage.get
         self.input += get("input", 0)
         self.cached += get("cached", 0)

@@ -1,7 +1,8 @@
 """The one message that stands for what was compacted: what the user said, word for word, and the summary. Pure.
 
 Its first block tells the model what it is. Then come ``kept`` blocks of the user's own messages (its source says how
-many, so that the next compaction takes them over, with the mark where some were left out), the todo list, and last the summary.
+many, so that the next compaction takes them over, with the mark where some were left out), the todo list, and last the
+summary.
 """
 
 from __future__ import annotations
