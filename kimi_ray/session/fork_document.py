@@ -36,7 +36,7 @@ def fork_document(
         cwd: Of the fork.
         group: Names the forks that were made together.
         index: The fork's number among them, from 0.
-        title: The caller's; None makes one that a prompt may replace.
+        title: The caller's; None makes one of the source's, which a generated title replaces, and no prompt.
         child: Whether it is a child of its source, and listed under it.
         metadata: Over the source's.
         tags: Over the source's.

@@ -449,6 +449,9 @@ async def test_what_a_fork_says_of_itself(tmp_path: Path) -> None:
         assert value["last_prompt"] == "first words" and value["last_turn_reason"] == "completed"
         assert value["updated_at"] <= theirs["updated_at"] and value["created_at"] >= theirs["created_at"]
         assert value["forked_from"] | {"seq": 0} == {"session_id": source.id, "agent_id": "main", "at": "0", "seq": 0}
+        await ask(fork, "words of its own")
+        told = await fork.metadata()
+        assert (told["title"], told["last_prompt"]) == ("Fork: first words", "words of its own")
         named = await workspace.fork(source.id, title="Mine")
         assert ((await named.metadata())["title"], (await named.metadata())["title_kind"]) == ("Mine", "custom")
         child = await workspace.create_child(source.id, metadata={"c": 1})

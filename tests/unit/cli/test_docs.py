@@ -37,6 +37,12 @@ def test_exit_codes_name_codes_that_exist() -> None:
     assert sorted((_USAGE | _WORK_FAILED) - codes_in_the_page()) == []
 
 
+def test_the_first_page_names_every_example() -> None:
+    page = (ROOT / "README.md").read_text()
+    missing = [path.name for path in (ROOT / "examples").glob("*.py") if f"(examples/{path.name})" not in page]
+    assert missing == []
+
+
 def test_settings_are_those_of_the_program() -> None:
     assert settings_table() in (DOCS / "configuration.md").read_text()
 

@@ -182,7 +182,7 @@ async def test_undo_takes_prompts_back_and_a_compaction_is_its_bound(tmp_path: P
         for count in (0, -1, True, "2"):
             with pytest.raises(ConfigError) as refused:
                 await session.main.undo(count)  # type: ignore[arg-type]
-            assert refused.value.code == "request.invalid"
+            assert refused.value.code == "request.invalid" and refused.value.details == {"count": count}
 
 
 async def test_a_document_tells_of_the_newest_prompt_that_is_left(tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ async def test_what_the_model_saw_before_a_compaction_can_still_be_seen(tmp_path
         before = await session.main.messages()
         result = await session.main.compact()
         assert result is not None
-        assert await session.main.messages(at=result.start_seq) == before
-        assert await session.main.messages(at=result.message_seq) == before
-        assert words(await session.main.messages(at=result.message_seq + 1)) == ["*", "answer 1"]
+        assert await session.main.messages(seq=result.start_seq) == before
+        assert await session.main.messages(seq=result.message_seq) == before
+        assert words(await session.main.messages(seq=result.message_seq + 1)) == ["*", "answer 1"]
 
 
 async def test_a_session_in_a_small_window_runs_on_and_on(tmp_path: Path) -> None:
