@@ -45,8 +45,8 @@ def run(
         typer.Option(
             "--tools",
             metavar="NAMES",
-            help="Read,Grep,package.module:function ...; none. With --session: your own, which its log cannot hold, "
-            "beside what it has. [the profile's]",
+            help="Read,Grep,package.module:function ...; none. With --session: those of your own that it was made "
+            "with, as its log cannot hold them. [the profile's]",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="For this prompt.")] = None,

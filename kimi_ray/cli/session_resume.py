@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kimi_ray.errors import ToolError
+from kimi_ray.errors import ConfigError, ToolError
 
 if TYPE_CHECKING:
     from kimi_ray.session_handle import Session
@@ -23,8 +23,17 @@ async def resume_session(workspace: Workspace, session_id: str, model: Any, tool
     """As ``Workspace.resume``, but that what is to be done about a missing tool is said in words of the command line.
 
     Raises:
+        ConfigError: ``request.conflict`` for a tool that is not the user's own: a session keeps those that it has.
         KimiRayError: as ``Workspace.resume``.
     """
+    others = [name for name in tools or () if ":" not in name]
+    if others or (tools is not None and not tools):
+        raise ConfigError(
+            f"a session keeps the tools that it was made with: --tools {','.join(others) or 'none'} changes nothing",
+            code="request.conflict",
+            hint="name only those of your own among them, package.module:function",
+            details={"tools": others},
+        )
     try:
         return await workspace.resume(session_id, model=model, tools=tools)
     except ToolError as error:

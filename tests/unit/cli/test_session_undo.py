@@ -59,3 +59,9 @@ def test_a_session_with_tools_of_the_users_own(cli: Cli, home: Path, place: Path
     for command in opens:
         found = cli(*command, *mine, "--json")
         assert found.code == 0, found.out
+
+
+def test_tools_that_would_change_nothing_are_refused(cli: Cli, session_id: str) -> None:
+    for tools in ("Read", "none"):
+        found = cli("run", "again", "--session", session_id, *IN, "--tools", tools, "--json")
+        assert found.code == 2 and found.document["error"]["code"] == "request.conflict"
