@@ -23,7 +23,7 @@ from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.log_following import follow_log
 from kimi_ray.session import Activity, last_prompt, turn_reason
-from kimi_ray.session.time_travel import seq_at
+from kimi_ray.session.time_travel import point_of
 from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
 from kimi_ray.settings import Item, Limits, OnInterrupt, PermissionModeName, Sampling, check_settings
@@ -248,20 +248,21 @@ class Agent:
         """Let queued prompts join the running turn."""
         await self.services.courier.call(self.route, "steer", self.stream, list(prompt_ids), group="control")
 
-    async def messages(self, at: int | str | None = None) -> list[dict[str, Any]]:
+    async def messages(self, at: str | None = None, *, seq: int | None = None) -> list[dict[str, Any]]:
         """What the model would see now, or saw earlier.
 
         Args:
-            at: A point as forks take it (``"3"``, ``"3.2"``, ``"^3"``: what a fork there begins with), or a seq: as it
-                was when that was the next one.
+            at: A point as forks take it: ``"3"``, ``"3.2"``, ``"^3"``, what a fork there begins with.
+            seq: In place of a point: as it was when that was the next event's, 0 up to the number of events.
 
         Raises:
-            ConfigError: ``request.invalid``; SessionError: ``session.fork_point_not_found``.
+            ConfigError: ``request.invalid``, ``request.conflict``, ``request.out_of_range`` {seq, next_seq};
+                SessionError: ``session.fork_point_not_found``.
         """
-        if isinstance(at, str):
+        if at is not None or seq is not None:
             await self.flush()
-            at = await seq_at(self.services.courier.store, self.stream, at)
-        return await self.services.courier.call(self.route, "messages", self.stream, at, group="control")
+            seq = await point_of(self.services.courier.store, self.stream, at, seq)
+        return await self.services.courier.call(self.route, "messages", self.stream, seq, group="control")
 
     async def set_model(self, model: str | ResolvedModel) -> None:
         """Another model, from the next turn on.

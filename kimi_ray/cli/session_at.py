@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.cli.printing import counted, print_json, safe, say, tell
+from kimi_ray.cli.printing import counted, print_json, safe, say
 
 if TYPE_CHECKING:
     from kimi_ray.replay import RecordedAgent
     from kimi_ray.store.open import ReadStore
 
+_GAP = "\n\n"
+"""Between the blocks of a message."""
 
-def show_at(store: ReadStore, text: str, agent: str | None, at: str, *, as_json: bool) -> None:
+
+def show_at(store: ReadStore, text: str, agent: str | None, at: str | None, seq: int | None, *, as_json: bool) -> None:
     """Print the messages at a point, with the last request of a step that is named.
 
     Args:
@@ -20,34 +23,36 @@ def show_at(store: ReadStore, text: str, agent: str | None, at: str, *, as_json:
         text: The session or agent that a person means.
         agent: An agent of it.
         at: The point.
+        seq: In place of a point: that of the event that would come next.
         as_json: As one JSON document.
 
     Raises:
-        ConfigError: ``request.invalid``; SessionError: ``session.fork_point_not_found``, ``session.not_found``.
+        ConfigError: ``request.invalid``, ``request.conflict``, ``request.out_of_range``.
+        SessionError: ``session.fork_point_not_found``, ``session.not_found``.
     """
-    found = asyncio.run(_collect(store, text, agent, at))
+    found = asyncio.run(_collect(store, text, agent, at, seq))
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-async def _collect(store: ReadStore, text: str, named: str | None, at: str) -> dict[str, Any]:
+async def _collect(store: ReadStore, text: str, named: str | None, at: str | None, seq: int | None) -> dict[str, Any]:
     from kimi_ray.cli.lookup import find_stream
     from kimi_ray.replay import HomeSource, rebuild_session
-    from kimi_ray.session.time_travel import seq_at
+    from kimi_ray.session.time_travel import point_of
 
     stream = await find_stream(store, text, named)
     source = HomeSource(store)
-    seq = await seq_at(source, stream, at)
+    until = await point_of(source, stream, at, seq)
     agent = (await rebuild_session(source, *stream, whole=True)).agent(stream.agent_id)
     return {
         "session_id": stream.session_id,
         "agent_id": stream.agent_id,
         "at": at,
-        "seq": seq,
-        "messages": await agent.messages(seq),
-        "request": await _request(agent, at),
+        "seq": until,
+        "messages": await agent.messages(seq=until),
+        "request": None if at is None else await _request(agent, at),
     }
 
 
@@ -69,37 +74,49 @@ async def _request(agent: RecordedAgent, at: str) -> dict[str, Any] | None:
 
 def _print(found: dict[str, Any]) -> None:
     request, messages = found["request"], found["messages"]
-    tell(f"{found['session_id']}/{found['agent_id']} at {found['at']}: {counted(len(messages), 'message')}")
+    place = f"at {found['at']}" if found["at"] is not None else f"before the event {found['seq']}"
+    say(f"{found['session_id']}/{found['agent_id']} {place}: {counted(len(messages), 'message')}\n")
     asked: list[dict[str, Any]] = messages if request is None else request["messages"]
     if request is not None:
         header = request["header"]
+        tools = ", ".join(str(tool["name"]) for tool in header.get("tools") or ())
+        say(f"model {safe(str(header.get('model')))}, tools {safe(tools) or 'none'}\n")
         if header.get("system"):
             say(f"[system]\n{safe(header['system'])}\n")
-        tools = ", ".join(str(tool["name"]) for tool in header.get("tools") or ())
-        tell(f"model {header.get('model')}, tools {tools or 'none'}")
     for message in asked:
-        _print_message(message)
+        print_message(message)
     if request is None:
         return
     known = {message["id"] for message in asked}
-    say(f"---- so far step {request['step']} of turn {request['turn']} was asked; what came of it:\n")
+    say(f"======== above: the request of step {request['step']} of turn {request['turn']}; below: what came of it\n")
     for message in messages:
         if message["id"] not in known:
-            _print_message(message)
+            print_message(message)
 
 
-def _print_message(message: dict[str, Any]) -> None:
-    for block in message["content"]:
-        kind = block["type"]
-        if kind == "tool-call":
-            say(f"[{message['role']} calls {safe(block['name'])}]\n{safe(block['arguments'])}\n")
-        elif kind == "tool-result":
-            state = "error" if block.get("is_error") else "result"
-            texts = [_text(part) for part in block["content"]]
-            say(f"[tool {state}]\n{safe(chr(10).join(texts))}\n")
-        else:
-            name = message["role"] if kind == "text" else f"{message['role']}: {kind}"
-            say(f"[{name}]\n{safe(_text(block))}\n")
+def print_message(message: dict[str, Any]) -> None:
+    """One heading a message, however many blocks it has."""
+    parts = [_part(block) for block in message["content"]]
+    say(f"[{safe(_heading(message))}]\n{safe(_GAP.join(parts))}\n")
+
+
+def _heading(message: dict[str, Any]) -> str:
+    results = [block for block in message["content"] if block["type"] == "tool-result"]
+    if results:
+        return "tool error" if any(block.get("is_error") for block in results) else "tool result"
+    source: dict[str, Any] = message.get("source") or {}
+    kind = source.get("kind")
+    if kind == "compaction":
+        return f"{message['role']}: stands for what was compacted"
+    return f"{message['role']}: {kind}" if message["role"] == "user" and kind not in ("user", None) else message["role"]
+
+
+def _part(block: dict[str, Any]) -> str:
+    if block["type"] == "tool-call":
+        return f"calls {block['name']}({block['arguments']})"
+    if block["type"] == "tool-result":
+        return "\n".join(_text(part) for part in block["content"])
+    return _text(block) if block["type"] == "text" else f"({block['type']}) {block.get('text', '')}".rstrip()
 
 
 def _text(block: dict[str, Any]) -> str:

@@ -35,6 +35,9 @@ def show(
             "--at", metavar="POINT", help="What the model saw there: 3.2, as for fork; of a step also its request."
         ),
     ] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", min=0, metavar="SEQ", help="What the model saw before this event, as --at.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many agents.")] = _AGENTS_SHOWN,
     json: Json = False,
     home: Home = None,
@@ -45,16 +48,16 @@ def show(
     "steps", "tool_calls", "tools": {name: count}, "input_tokens", "output_tokens", "pending_prompts", "events",
     "workdir", "forked_from", "last_text", "error", ...}], "forks": [id], "children": [id], "more", "home"}; with
     --turns each agent has "turn_list": [{"turn", "prompts", "steps", "tool_calls", "input_tokens", "output_tokens",
-    "duration_ms", "reason", "first_seq", "last_seq", "copied"}]. With --at instead: {"session_id", "agent_id", "at",
-    "seq", "messages", "request": null | {"turn", "step", "attempt", "seq", "header", "messages"}}.
+    "duration_ms", "reason", "first_seq", "last_seq", "copied"}]. With --at or --seq instead: {"session_id",
+    "agent_id", "at", "seq", "messages", "request": null | {"turn", "step", "attempt", "seq", "header", "messages"}}.
     """
     from kimi_ray.cli.lookup import find_session, find_stream, is_run, open_home
 
     store, place = open_home(home, session)
-    if at is not None:
+    if at is not None or seq is not None:
         from kimi_ray.cli.session_at import show_at
 
-        show_at(store, session, agent, at, as_json=json)
+        show_at(store, session, agent, at, seq, as_json=json)
         return
 
     async def collect() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kimi_ray.replay.messages import MovingSurface
 from kimi_ray.replay.recording import Attempt, RecordedTurn, Recording
 from kimi_ray.replay.sources import Blobs, LogSource, load_recording
 from kimi_ray.session.refusals import no_agent, no_session
-from kimi_ray.session.time_travel import seq_at
+from kimi_ray.session.time_travel import point_of
 from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import Stream
 
@@ -73,21 +73,21 @@ class RecordedAgent:
         """Its turns, a seed's left out unless it was rebuilt with them."""
         return self.recording.turns
 
-    async def messages(self, at: str | int | None = None) -> list[Message]:
+    async def messages(self, at: str | None = None, *, seq: int | None = None) -> list[Message]:
         """What the model would see at the end of the log, or saw earlier, as it goes over the wire.
 
         Args:
-            at: A fork point (``"3"``, ``"3.2"``, ``"^3"``: the messages that a fork there begins with), or the seq of
-                the first event that does not count.
+            at: A fork point: ``"3"``, ``"3.2"``, ``"^3"``, the messages that a fork there begins with.
+            seq: In place of a point: of the first event that does not count, 0 up to the number of events.
 
         Raises:
-            ConfigError: ``request.invalid``; SessionError: ``session.fork_point_not_found``.
+            ConfigError: ``request.invalid``, ``request.conflict``, ``request.out_of_range`` {seq, next_seq};
+                SessionError: ``session.fork_point_not_found``.
             StoreError: why a blob cannot be read.
         """
-        if isinstance(at, str):
-            at = await seq_at(self._source, self.stream, at)
+        until = await point_of(self._source, self.stream, at, seq)
         surface = MovingSurface(self.recording.surface)
-        surface.advance(self.recording.next_seq if at is None else at)
+        surface.advance(self.recording.next_seq if until is None else until)
         return [await self._blobs.message(message) for message in surface.messages()]
 
     async def requests(self) -> AsyncIterator[RecordedRequest]:

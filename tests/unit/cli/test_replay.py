@@ -138,13 +138,35 @@ def test_what_the_model_saw_at_a_step(run_dir: Path, capsys: pytest.CaptureFixtu
     assert code == 0 and found["request"]["header"]["tools"][0]["name"] == "colour"
     assert len(found["request"]["messages"]) == 1 and len(found["messages"]) == 3
     assert run_command(["sessions", "show", f"{run_dir}:one", "--at", "0.0"]) == 0
-    out = capsys.readouterr().out
-    assert out.index("See one") < out.index("---- so far") < out.index("it is blue")
-    assert "it is seen" not in out
+    out, err = capsys.readouterr()
+    line = "======== above: the request of step 0 of turn 0; below: what came of it"
+    assert out.index("at 0.0: 3 messages") < out.index("tools colour") < out.index("See one")
+    assert out.index("See one") < out.index(line) < out.index("it is blue")
+    assert '[assistant]\ncalls colour({"thing":"it"})\n\n[tool result]\nit is blue\n' in out
+    assert "it is seen" not in out and err == ""
     code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "0")
     assert code == 0 and len(found["messages"]) == 4 and found["request"] is None
+    end = found["seq"]
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--seq", str(end))
+    assert code == 0 and len(found["messages"]) == 4 and found["seq"] == end and found["at"] is None
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--seq", "5000")
+    assert code == 2 and found["error"]["code"] == "request.out_of_range"
+    code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--seq", "2", "--at", "0")
+    assert code == 2 and found["error"]["code"] == "request.conflict"
     code, found = _json(capsys, "sessions", "show", f"{run_dir}:one", "--at", "5.1")
     assert code == 2 and found["error"]["code"] == "session.fork_point_not_found"
+
+
+def test_a_message_has_one_heading_however_many_blocks_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    from kimi_ray.cli.session_at import print_message
+
+    texts = [{"type": "text", "text": text} for text in ("It was compacted.", "first", "second\x1b", "summary")]
+    print_message({"role": "user", "source": {"kind": "compaction"}, "content": texts})
+    out = capsys.readouterr().out
+    assert out == "[user: stands for what was compacted]\nIt was compacted.\n\nfirst\n\nsecond\\x1b\n\nsummary\n\n"
+    blocks = [{"type": "reasoning", "text": "hm"}, {"type": "tool-call", "name": "f", "arguments": "{}"}]
+    print_message({"role": "assistant", "content": blocks})
+    assert capsys.readouterr().out == "[assistant]\n(reasoning) hm\n\ncalls f({})\n\n"
 
 
 def test_the_answers_of_a_session_are_a_model(

@@ -9,9 +9,10 @@ import pytest
 
 from kimi_ray.errors import AgentError, ConfigError, KimiRayError, SessionError
 from kimi_ray.llm.script import Step
+from kimi_ray.replay import rebuild_session
 from kimi_ray.runtime import Runtime
 from kimi_ray.store.seam import Stream
-from tests.unit.replay.recorded_sessions import FAST, Scenes, look, recorded_in
+from tests.unit.replay.recorded_sessions import FAST, Scenes, look, recorded_in, source_of
 
 
 def texts(messages: list[dict[str, Any]]) -> list[str]:
@@ -50,6 +51,22 @@ async def test_time_travel_live_cold_and_rebuilt_are_the_same(tmp_path: Path) ->
                 await session.main.messages(bad)
             assert refused.value.code == "request.invalid"
         now = await session.main.messages()
+        events = [event async for event in session.main.events()]
+        for what, code in (
+            ({"at": 3}, "request.invalid"),
+            ({"at": "1", "seq": 1}, "request.conflict"),
+            ({"seq": len(events) + 1}, "request.out_of_range"),
+            ({"seq": -1}, "request.out_of_range"),
+            ({"seq": True}, "request.out_of_range"),
+        ):
+            with pytest.raises(ConfigError) as refused:
+                await session.main.messages(**what)  # pyright: ignore
+            assert refused.value.code == code
+            with pytest.raises(ConfigError) as refused:
+                await (await rebuild_session(source_of(tmp_path), "s1")).main.messages(**what)  # pyright: ignore
+            assert refused.value.code == code
+        assert await session.main.messages(seq=len(events)) == now
+        assert await session.main.messages(seq=0) == []
         fork = await workspace.fork("s1", at="0.1", new_session_id="f", tools=[look])
         assert await fork.main.messages() == live["0.1"]
     async with Runtime.connect(tmp_path / "home", "in-process", config=FAST) as runtime:
