@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from pydantic_core import to_json
+
 from kimi_ray.cli.printing import clock_time, counted, one_line, safe
 from kimi_ray.events import SessionEvent
 
 _TYPE_COLUMNS = 18
+_HEAD_COLUMNS = 60
 _OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 """What a payload of another version, or a large one kept as a blob, runs into: it is then shown as it is."""
 
@@ -17,7 +20,8 @@ def event_line(event: SessionEvent, width: int | None = 160) -> str:
     """``seq  time  type  what``, on one line of at most ``width`` columns; None does not cut."""
     at = clock_time(event.time, "%H:%M:%S.%f")
     start = f"{event.seq:>6}  {at[:12]}  {event.type:<{_TYPE_COLUMNS}}  "
-    return start + one_line(_about(event), None if width is None else max(20, width - len(start)))
+    about = _about(event, whole=width is None)
+    return start + one_line(about, None if width is None else max(20, width - len(start)))
 
 
 def event_text(event: SessionEvent) -> str:
@@ -26,7 +30,7 @@ def event_text(event: SessionEvent) -> str:
     if not text.strip():
         return event_line(event, None)
     shown = "\n".join(f"        {line}" for line in safe(text).splitlines())
-    return f"{event_line(event, 60)}\n{shown}"
+    return f"{event_line(event, _HEAD_COLUMNS if event.replaced is None else 2 * _HEAD_COLUMNS)}\n{shown}"
 
 
 def blocks_text(content: Any) -> str:
@@ -68,6 +72,8 @@ def _full_text(event: SessionEvent) -> str:
             return blocks_text(data["content"])
         if event.type in ("assistant/message", "tool/result"):
             return blocks_text(data["message"]["content"])
+        if event.type == "compaction/summary":
+            return f"stands for {_events(data)}\n{blocks_text(data['summary'])}"
         if event.type in ("prompt/completed", "turn/end"):
             ended: Any = data
             error: Any = ended.get("error") or ended.get("reason", {}).get("error") or {}
@@ -77,25 +83,64 @@ def _full_text(event: SessionEvent) -> str:
     return ""
 
 
-def _about(event: SessionEvent) -> str:
-    describe = _DESCRIBE.get(event.type, _pairs)
+def _about(event: SessionEvent, *, whole: bool) -> str:
+    describe = _DESCRIBE.get(event.type)
     try:
-        return describe(event.data)
+        about = describe(event.data) if describe is not None else _pairs(event.data, whole=whole)
     except _OTHER_SHAPE:
-        return _pairs(event.data)
+        about = _pairs(event.data, whole=whole)
+    if event.replaced is None:
+        return about
+    what = "takes out" if event.type == "surface/cut" else "in place of"
+    return f"({what} {_span(*event.replaced)}) {about}"
 
 
-def _pairs(data: Any) -> str:
-    return " ".join(f"{key}={_short(value)}" for key, value in data.items())
+def _pairs(data: Any, *, whole: bool = False) -> str:
+    return " ".join(f"{key}={_as_json(value) if whole else _short(value)}" for key, value in data.items())
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value).decode()
 
 
 def _short(value: Any) -> str:
+    """Of a list how many it has: it may be long."""
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
         return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in list(table.items())[:4]) + "}"
     if isinstance(value, list | tuple):
-        return f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
+        return f"({counted(len(value), 'item')})"  # pyright: ignore[reportUnknownArgumentType]
     return str(value)
+
+
+def _span(start: int, end: int) -> str:
+    """A span of the conversation by its first and last event, in its order: behind a replacement not the log's."""
+    if start == end:
+        return f"event {start}"
+    return f"events {start} to {end}" + (" in the conversation's order" if start > end else "")
+
+
+def _events(data: Any) -> str:
+    seqs = data["shadowed_seqs"]
+    named = ", ".join(str(seq) for seq in seqs)
+    return f"{counted(len(seqs), 'event')} of {data['shadowed_tokens']} tokens, seq {named}"
+
+
+def _compaction(data: Any) -> str:
+    found, threshold = data.get("shadowed_range"), data.get("threshold")
+    parts = [
+        str(data.get("trigger") or ""),
+        "" if found is None else f"of {_span(found['start'], found['end'])}",
+        "" if data.get("tokens") is None else f"at {data['tokens']} tokens",
+        "" if threshold is None else f"(threshold {threshold})",
+        f"asked for: {blocks_text(data['instruction'])}" if data.get("instruction") else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _undo(data: Any) -> str:
+    prompts = data["prompts"]
+    return f"{data['reason']} of {counted(len(prompts), 'prompt')}: {', '.join(prompts)}"
 
 
 def _reason(reason: Any) -> str:
@@ -192,6 +237,11 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
     "profile/bind": lambda d: (
         f"profile {d['profile'].get('name')}, model {d.get('model')}{_place(d.get('workdir') or {})}"
     ),
+    "compaction/start": _compaction,
+    "compaction/summary": lambda d: f"stands for {_events(d)}: {blocks_text(d['summary'])}",
+    "compaction/prune": lambda d: f"a long result is shortened: {_events(d)}",
+    "compaction/end": lambda d: f"failed: {_error(d['error'])}" if d.get("error") else "done",
+    "surface/cut": _undo,
     "subagent/failed": lambda d: f"{d['agent_id']}: {_error(d['error'])}",
     "hook/result": _hook,
     "swarm/end": lambda d: f"{d['run_id']}: " + ", ".join(f"{n} {s}" for s, n in d["counts"].items()),

@@ -148,6 +148,42 @@ def test_every_event_type_has_a_line() -> None:
         assert "\x1b" not in line
 
 
+def _line(kind: str, data: dict[str, Any], replaces: tuple[int, int] | None = None, *, whole: bool = False) -> str:
+    surface: Any = {"replace": list(replaces)} if replaces else None
+    event = make_event(99, 1_700_000_000_000, kind, data, surface, sorted(set(replaces)) if replaces else None)
+    return (event_text(event) if whole else event_line(event, 300)).split(kind)[1].strip()
+
+
+def test_a_compaction_and_an_undo_are_told_in_words() -> None:
+    span = {"start": 94, "end": 89}
+    start = {"compaction_id": "c", "trigger": "manual", "shadowed_range": span, "tokens": 700}
+    assert _line("compaction/start", start) == "manual of events 94 to 89 in the conversation's order at 700 tokens"
+    summary = {
+        "compaction_id": "c",
+        "summary": [{"type": "text", "text": "Goal\nsee"}],
+        "shadowed_range": span,
+        "shadowed_seqs": [94, 13, 89],
+        "shadowed_tokens": 650,
+    }
+    assert _line("compaction/summary", summary) == "stands for 3 events of 650 tokens, seq 94, 13, 89: Goal see"
+    whole = _line("compaction/summary", summary, whole=True)
+    assert "        stands for 3 events of 650 tokens, seq 94, 13, 89\n        Goal\n        see" in whole
+    message = {"id": "m", "role": "user", "content": [{"type": "text", "text": "hello"}]}
+    assert _line("user/message", message, (13, 17)) == "(in place of events 13 to 17) hello"
+    assert "(in place of events 13 to 17)" in _line("user/message", message, (13, 17), whole=True)
+    cut = {"reason": "undo", "prompts": ["msg_1", "msg_2"]}
+    assert _line("surface/cut", cut, (5, 5)) == "(takes out event 5) undo of 2 prompts: msg_1, msg_2"
+    assert _line("compaction/end", {"compaction_id": "c"}) == "done"
+    error = {"code": "compaction.summary", "message": "cut off"}
+    assert _line("compaction/end", {"compaction_id": "c", "error": error}) == "failed: compaction.summary cut off"
+
+
+def test_lists_are_counted_on_a_line_and_told_in_full() -> None:
+    data = {"todos": ["a", "b"], "one": [7]}
+    assert _line("x/unknown", data) == "todos=(2 items) one=(1 item)"
+    assert _line("x/unknown", data, whole=True) == 'todos=["a","b"] one=[7]'
+
+
 def test_cases_of_a_bench_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     async def measured() -> BenchReport:
         cases = {"disk flushes": {"kills": 3, "lost_ms": 7.5}, "os none": {"kills": 3, "lost_ms": 12.0}}
