@@ -99,7 +99,7 @@ def replay(
         print_json({**told, "agents": agents, "home": place})
     else:
         _tell(report)
-        if run_tools and workdir is None and not report.ok:
+        if run_tools and workdir is None and any(_has_no_directory(one) for one in report.agents):
             tell(
                 "tools ran without a working directory: --workdir shared runs them here, --workdir copy in a copy of it"
             )
@@ -279,6 +279,11 @@ def _tell(report: ReplayReport) -> None:
         same = sum(one.error is None for one in agents)
         but = f", but for {ignored}" if ignored else ""
         say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}: as recorded{but}")
+
+
+def _has_no_directory(one: AgentReplay) -> bool:
+    """Whether a tool of today refused because it works nowhere."""
+    return one.divergence is not None and "no working directory" in str(one.divergence.replayed)
 
 
 def compared(recorded: Any, replayed: Any) -> list[str]:

@@ -82,6 +82,22 @@ def test_a_changed_tool_is_named(
     assert run_command(["replay", str(run_dir)]) == 0
 
 
+def test_tools_that_need_a_directory_are_given_one_by_a_flag(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "def reads(request):\n    from kimi_ray.llm.script import Step\n    first = len(request.messages) == 1\n"
+    script += '    return Step.call("Read", {"path": "items.txt"}) if first else "read"\n'
+    (tmp_path / "replay_reads.py").write_text(script)
+    where = "--workdir shared --model scripted:replay_reads:reads --address in-process"
+    assert run_command(["run", "read it", *where.split()]) == 0
+    capsys.readouterr()
+    assert run_command(["replay", "@last", "--run-tools"]) == 1
+    out, err = capsys.readouterr()
+    assert "--workdir shared runs them here" in err and 'the result of Read({"path":"items.txt"})' in out
+    assert run_command(["replay", "@last", "--run-tools", "--workdir", "shared"]) == 0
+    assert "--workdir" not in capsys.readouterr().err
+
+
 def test_values_are_shown_with_their_line_breaks_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
     from kimi_ray.cli.replay import compared
 
