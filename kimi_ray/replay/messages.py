@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kimi_ray.events import SessionEvent
 from kimi_ray.log import Message, Surface, complete_tools, derive_messages
+from kimi_ray.replay.malformed import MALFORMED, shape_of, wrong_shape
 
 
 class MovingSurface:
@@ -43,9 +44,13 @@ class MovingSurface:
                 self._messages, self._through = [], 0
 
     def messages(self) -> list[Message]:
-        """The messages as they go over the wire, every tool call answered; blobs are still references."""
+        """The messages as they go over the wire, every tool call answered; blobs are still references.
+
+        Raises:
+            LogError: ``log.bad_payload``: an event on the surface shows none.
+        """
         surface, end = self._surface, len(self._surface)
-        fresh = complete_tools(derive_messages(surface[index] for index in range(self._through, end)))
+        fresh = _messages_of([surface[index] for index in range(self._through, end)])
         if not surface.is_balanced(end, end):
             return [*self._messages, *fresh]
         self._messages.extend(fresh)
@@ -57,10 +62,19 @@ class MovingSurface:
         seqs = self._surface.seqs
         if first not in seqs or last not in seqs:
             return []
-        nodes = (self._surface[index] for index in range(seqs.index(first), seqs.index(last) + 1))
-        return complete_tools(derive_messages(nodes))
+        return _messages_of([self._surface[index] for index in range(seqs.index(first), seqs.index(last) + 1)])
 
     @property
     def settled(self) -> int:
         """So many messages at the beginning are the same at every later place, until ``generation`` changes."""
         return len(self._messages)
+
+
+def _messages_of(nodes: Sequence[SessionEvent]) -> list[Message]:
+    try:
+        return complete_tools(derive_messages(nodes))
+    except MALFORMED as error:
+        for node in nodes:  # which of them it is
+            with shape_of(f"event {node.seq} ({node.type})", seq=node.seq, type=node.type):
+                complete_tools(derive_messages([node]))
+        raise wrong_shape("what the events say together", error) from error

@@ -33,6 +33,7 @@ from kimi_ray.replay.answers import answer_of
 from kimi_ray.replay.difference import Found
 from kimi_ray.replay.injection import put_entry
 from kimi_ray.replay.judge import Judge
+from kimi_ray.replay.malformed import MALFORMED
 from kimi_ray.replay.models import model_of_turn
 from kimi_ray.replay.options import ReplayOptions
 from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording, code_of
@@ -46,10 +47,6 @@ from kimi_ray.tools.contract import Tool, ToolContext, ToolOutput
 
 _REFUSALS = frozenset({"tool.bad_arguments", "tool.unknown"})
 """Codes of results that say that a call could not start: those of today are compared with the recorded ones."""
-
-
-_MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
-"""What following a payload of another shape raises."""
 
 
 class _Diverged(Exception):
@@ -119,11 +116,13 @@ class AgentPlayer:
             self._judge.advance(len(recording.seed))
             for turn in recording.turns:
                 await self._play_turn(turn)
+            if recording.stray:
+                raise _answers_of_nothing(recording)
         except _Diverged:
             pass
         except KimiRayError as error:
             self._divergence = self._judge.failed(self._turn, error.to_data(), recording.next_seq)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             bad = LogError(f"the recording cannot be followed: {error!r}", code="log.bad_payload")
             self._divergence = self._judge.failed(self._turn, bad.to_data(), recording.next_seq)
         finally:
@@ -151,7 +150,7 @@ class AgentPlayer:
                 sampling=Sampling.model_validate(bind["sampling"]) if bind.get("sampling") else None,
                 workdir=cast("Workdir | None", self._options.workdir),
             )
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise LogError(
                 f"{self._stream}: what the agent was bound with cannot be read: {error}", code="log.bad_payload"
             ) from error
@@ -407,6 +406,16 @@ def _was_refused(result: dict[str, Any] | None) -> bool:
     if result is None:
         return True
     return code_of(result) in NOT_STARTED or "recovered_at" in result
+
+
+def _answers_of_nothing(recording: Recording) -> LogError:
+    return LogError(
+        f"{len(recording.stray)} answers of the model stand outside of any step, the first at event"
+        f" {recording.stray[0]}: events are missing before them",
+        code="log.out_of_order",
+        hint="the log is damaged: what was asked for these answers is not in the replay",
+        details={"seqs": recording.stray[:100]},
+    )
 
 
 async def _for_ever() -> NoReturn:

@@ -11,8 +11,9 @@ from kimi_ray.errors import KimiRayError, LogError, error_from_data
 from kimi_ray.events import LogHeader, thaw
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.log import Message
+from kimi_ray.replay.malformed import shape_of
 from kimi_ray.replay.messages import MovingSurface
-from kimi_ray.replay.recording import Attempt, RecordedTurn, Recording
+from kimi_ray.replay.recording import Attempt, RecordedTurn, Recording, SummaryAsked
 from kimi_ray.replay.sources import Blobs, LogSource, load_recording
 from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.session.time_travel import point_of
@@ -83,6 +84,7 @@ class RecordedAgent:
         Raises:
             ConfigError: ``request.invalid``, ``request.conflict``, ``request.out_of_range`` {seq, next_seq};
                 SessionError: ``session.fork_point_not_found``.
+            LogError: ``log.bad_payload``: an event shows no message.
             StoreError: why a blob cannot be read.
         """
         until = await point_of(self._source, self.stream, at, seq)
@@ -91,7 +93,12 @@ class RecordedAgent:
         return [await self._blobs.message(message) for message in surface.messages()]
 
     async def requests(self) -> AsyncIterator[RecordedRequest]:
-        """Every request that was made, in order, retries too."""
+        """Every request that was made, in order, retries too.
+
+        Raises:
+            LogError: ``log.bad_payload``: what a request was made of is of another shape than its type's.
+            StoreError: why a blob cannot be read.
+        """
         surface = MovingSurface(self.recording.surface)
         known: list[Message] = []  # those that are settled, with everything in place
         generation = 0
@@ -108,27 +115,35 @@ class RecordedAgent:
             yield RecordedRequest(index, attempt.seq, attempt.time, request, header, attempt.content, error)
 
     async def summary_requests(self) -> AsyncIterator[RecordedRequest]:
-        """Every request for the summary of a compaction, in order, retries too. The answer is the summary."""
+        """Every request for the summary of a compaction, in order, retries too. The answer is the summary.
+
+        Raises as ``requests``.
+        """
         surface = MovingSurface(self.recording.surface)
         for index, asked in enumerate(self.recording.summaries):
-            data = asked.event.data
             surface.advance(asked.event.seq)
-            found = surface.between(asked.first, asked.last)[data.get("left_out", 0) :]
-            messages = [await self._blobs.message(message) for message in [*found, data["message"]]]
-            header = await self._blobs.header(asked.header or {})
-            header |= {"model": data["model"], "sampling": data.get("sampling")}
-            made = request_of(self.stream, header, messages, turn=0, step=0, attempt=data["attempt"])
-            response, summary = asked.response, asked.summary
-            answer: list[dict[str, Any]] = [] if summary is None else thaw(summary.data["summary"])
-            yield RecordedRequest(
-                index,
-                asked.event.seq,
-                (asked.event if response is None else response).time,
-                replace(made, purpose="compaction"),
-                header,
-                await self._blobs.blocks(answer),
-                None if response is None else response.data.get("error"),
-            )
+            with shape_of(f"event {asked.event.seq} ({asked.event.type})", seq=asked.event.seq, type=asked.event.type):
+                made = await self._summary_request(index, asked, surface)
+            yield made
+
+    async def _summary_request(self, index: int, asked: SummaryAsked, surface: MovingSurface) -> RecordedRequest:
+        data = asked.event.data
+        found = surface.between(asked.first, asked.last)[data.get("left_out", 0) :]
+        messages = [await self._blobs.message(message) for message in [*found, data["message"]]]
+        header = await self._blobs.header(asked.header or {})
+        header |= {"model": data["model"], "sampling": data.get("sampling")}
+        made = request_of(self.stream, header, messages, turn=0, step=0, attempt=data["attempt"])
+        response, summary = asked.response, asked.summary
+        answer: list[dict[str, Any]] = [] if summary is None else thaw(summary.data["summary"])
+        return RecordedRequest(
+            index,
+            asked.event.seq,
+            (asked.event if response is None else response).time,
+            replace(made, purpose="compaction"),
+            header,
+            await self._blobs.blocks(answer),
+            None if response is None else response.data.get("error"),
+        )
 
     def _attempts(self) -> Iterator[tuple[RecordedTurn, int, Attempt]]:
         for turn in self.recording.turns:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kimi_ray.errors import LogError
 from kimi_ray.events import CORE, SURFACE_TYPES, LogHeader, SessionEvent, read_stored, type_key
 from kimi_ray.log import Surface
+from kimi_ray.replay.malformed import MALFORMED, wrong_shape
 
 _INTERRUPTION, _CORRECTION = "interruption", "output_schema"
 """Sources of messages that the loop says itself: that the user cancelled the turn, and that an answer does not fit."""
@@ -185,6 +185,7 @@ class Recording:
         summaries: The requests for summaries, in order.
         bind: How the agent is bound.
         next_seq: The seq behind its last event.
+        stray: The seqs of answers outside of any step: what they were asked for is in no turn.
     """
 
     header: LogHeader
@@ -194,6 +195,7 @@ class Recording:
     summaries: list[SummaryAsked] = field(default_factory=list[SummaryAsked])
     bind: dict[str, Any] | None = None
     next_seq: int = 0
+    stray: list[int] = field(default_factory=list[int])
 
     @property
     def requests(self) -> int:
@@ -249,14 +251,9 @@ class RecordingReader:
         for event in read_stored(lines, first, _KNOWN, _PASSED):
             try:
                 self._take(event)
-            except (KeyError, IndexError, TypeError, AttributeError) as error:
-                raise LogError(
-                    f"event {event.seq} ({event.type}) does not have the payload of its type:"
-                    f" {type(error).__name__}: {error}",
-                    code="log.bad_payload",
-                    hint="kimi_ray.events.payloads says what each type carries",
-                    details={"seq": event.seq, "type": event.type},
-                ) from error
+            except MALFORMED as error:
+                what = f"event {event.seq} ({event.type})"
+                raise wrong_shape(what, error, seq=event.seq, type=event.type) from error
 
     def finish(self) -> Recording:
         """There are no more lines."""
@@ -395,7 +392,9 @@ class RecordingReader:
         last.message = event.data
 
     def _response(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
-        if self._step is not None:
+        if self._step is None:
+            self._made.stray.append(event.seq)
+        else:
             self._step.attempts.append(Attempt(event.seq, event.data["attempt"], event.time, event.data))
 
     def _retry(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:

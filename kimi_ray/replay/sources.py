@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from kimi_ray.events import thaw
 from kimi_ray.log import Message
+from kimi_ray.replay.malformed import shape_of
 from kimi_ray.replay.recording import Recording, RecordingReader
 from kimi_ray.session.log_reader import LogReader, header_of, pages
 from kimi_ray.store.open import ReadStore
@@ -96,31 +97,44 @@ class Blobs:
         return await self._source.read_blob(self._session_id, digest)
 
     async def message(self, message: Message) -> Message:
-        """A message with every text in place."""
-        body: Message = thaw(message)
-        for block in body["content"]:
-            await self._fill(block)
-            inner: Any = block.get("content")
-            if isinstance(inner, list):
-                for part in cast("list[Any]", inner):
-                    await self._fill(part)
-        return body
+        """A message with every text in place.
+
+        Raises:
+            LogError: ``log.bad_payload``: it is none.
+            StoreError: why a blob cannot be read.
+        """
+        named = message.get("id")
+        with shape_of(f"the message {named}" if isinstance(named, str) else "a message", message_id=named):
+            body: Message = thaw(message)
+            for block in body["content"]:
+                await self._fill(block)
+                inner: Any = block.get("content")
+                if isinstance(inner, list):
+                    for part in cast("list[Any]", inner):
+                        await self._fill(part)
+            return body
 
     async def blocks(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Content blocks with every text in place."""
         return (await self.message({"content": blocks}))["content"]
 
     async def header(self, header: dict[str, Any]) -> dict[str, Any]:
-        """A request header with its system prompt and tools in place."""
-        body: dict[str, Any] = thaw(header)
-        for key, value in body.items():
-            if isinstance(value, dict) and "$blob" in value:
-                digest = str(cast("dict[str, Any]", value)["$blob"])
-                raw = self._headers.get(digest)
-                if raw is None:
-                    raw = self._headers[digest] = await self.read(digest)
-                body[key] = raw.decode() if key == "system" else from_json(raw)
-        return body
+        """A request header with its system prompt and tools in place.
+
+        Raises:
+            LogError: ``log.bad_payload``: it is none.
+            StoreError: why a blob cannot be read.
+        """
+        with shape_of("a request header"):
+            body: dict[str, Any] = thaw(header)
+            for key, value in body.items():
+                if isinstance(value, dict) and "$blob" in value:
+                    digest = str(cast("dict[str, Any]", value)["$blob"])
+                    raw = self._headers.get(digest)
+                    if raw is None:
+                        raw = self._headers[digest] = await self.read(digest)
+                    body[key] = raw.decode() if key == "system" else from_json(raw)
+            return body
 
     async def _fill(self, block: dict[str, Any]) -> None:
         digest = block.pop("$blob", None)
