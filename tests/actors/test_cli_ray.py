@@ -67,6 +67,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kimi_ray.cli", *arguments]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_demo_twice(tmp_path: Path, environment: dict[str, str]) -> None:
     place = tmp_path / "a place"

@@ -88,6 +88,7 @@ async def drive(settings: dict[str, Any], *, ray_of_its_own: bool = False, **do:
     return json.loads(out)
 
 
+@pytest.mark.long
 async def test_drivers_come_and_go_while_a_swarm_runs(
     runtime: Runtime, config: RuntimeConfig, local_ray: str, work: Path
 ) -> None:
@@ -118,6 +119,7 @@ async def test_drivers_come_and_go_while_a_swarm_runs(
     assert_nothing_lost(report.rows, await read_session(config.home, session.id))
 
 
+@pytest.mark.long
 async def test_two_rays_on_one_home(runtime: Runtime, config: RuntimeConfig, work: Path) -> None:
     session = await runtime.workspace(work).create_session(model=HELD, profile="bare")
     handle = await session.start_swarm("{{item}}", _items(work / "go on"), profile=PROFILE, max_concurrency=4)

@@ -71,6 +71,7 @@ async def rows_reach(handle: SwarmHandle, count: int) -> None:
                 return
 
 
+@pytest.mark.long
 async def test_the_store_killed_three_times(runtime: Runtime, workspace: Workspace, config: RuntimeConfig) -> None:
     session = await workspace.create_session(model=ONE_TOOL, profile="bare")
     handle = await lookers(session)

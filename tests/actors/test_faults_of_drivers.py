@@ -49,6 +49,7 @@ def command(tmp_path: Path) -> Iterator[Any]:
         process.communicate()
 
 
+@pytest.mark.long
 async def test_a_killed_driver_leaves_logs_that_open_and_a_run_that_goes_on(command, tmp_path: Path) -> None:
     home, out, items = tmp_path / "home", tmp_path / "run", tmp_path / "items.txt"
     pid_file, work = tmp_path / "sleeper.pid", tmp_path / "work"

@@ -34,6 +34,7 @@ LEAST_ROUNDS = 5
 """Of each way; all together make the twenty of every run of the suite."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 async def test_acknowledged_is_readable_after_every_kill(
     config: RuntimeConfig, joined: Any, tmp_path: Path, budget: Any, way: str

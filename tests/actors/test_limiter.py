@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from kimi_ray import Runtime
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.hosts.ports import registry_name
@@ -15,6 +17,7 @@ from tests.model_server import ModelServer
 AGENTS = 60
 
 
+@pytest.mark.long
 async def test_the_cap_holds_over_hosts_through_the_loss_of_the_registry_and_of_a_host(
     config: RuntimeConfig, tmp_path: Path
 ) -> None:

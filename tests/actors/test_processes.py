@@ -104,6 +104,7 @@ def assert_all_gone(pids: set[int], within_s: float) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_program_that_just_ends_was_silent_and_leaves_nothing(tmp_path: Path):
     process = start(tmp_path, "noise")
     facts = told(tmp_path, process)

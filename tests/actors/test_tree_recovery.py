@@ -99,6 +99,7 @@ async def check(home: str, session_id: str, ids: dict[str, list[str]]) -> None:
         assert [one for one in done if one in prompt_ids] == prompt_ids, name
 
 
+@pytest.mark.long
 async def test_each_process_and_pairs_of_them(
     runtime: Runtime, config: RuntimeConfig, work: Path, tmp_path: Path
 ) -> None:

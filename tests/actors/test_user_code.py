@@ -95,6 +95,7 @@ async def _said(settings: dict[str, Any], session_id: str) -> list[str]:
     return [repr(event.data) for events in logs.values() for event in events if event.type == "tool/result"]
 
 
+@pytest.mark.long
 async def test_a_tool_that_was_changed_between_two_programs_runs_as_it_is_now(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ HEADER: dict[str, Any] = {
 Logs = Mapping[str, Sequence[SessionEvent]]
 
 
+@pytest.mark.long
 async def test_forks_of_a_tree_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     base, home = free_base_port(7 * 6), tmp_path / "home"
     up = await asyncio.to_thread(cluster.run, "up", "2", "--base-port", str(base), "--num-cpus", "2")

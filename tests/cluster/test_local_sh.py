@@ -91,6 +91,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.long
 def test_two_nodes_come_serve_a_driver_with_the_token_and_go(cluster: Cluster, tmp_path: Path) -> None:
     base = free_base_port(20)
     up = cluster.run("up", "2", "--base-port", str(base), "--num-cpus", "1")

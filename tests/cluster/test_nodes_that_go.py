@@ -160,6 +160,7 @@ async def go_on(driver: asyncio.subprocess.Process) -> None:
     await driver.stdin.drain()
 
 
+@pytest.mark.long
 async def test_a_node_is_drained_under_a_swarm_and_another_is_lost_with_its_disk(nodes: Nodes, tmp_path: Path) -> None:
     source, home = tmp_path / "source", tmp_path / "home"
     source.mkdir()

@@ -62,6 +62,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "how"), [(2, "killed"), (3, "frozen")])
 async def test_a_worker_node_is_lost_and_all_rows_come(cluster: Cluster, tmp_path: Path, nodes: int, how: str) -> None:
     base = free_base_port(7 * nodes)

@@ -58,6 +58,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_a_node_of_a_tree_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     base, home = free_base_port(7 * 6), tmp_path / "home"
     up = await asyncio.to_thread(cluster.run, "up", "3", "--base-port", str(base), "--num-cpus", "2")
