@@ -43,27 +43,25 @@ def complete_tools(messages: list[Message]) -> list[Message]:
     """The same messages with every tool call answered once, right behind the message that asked.
 
     Results are pulled up behind their call in call order; messages in between move behind them; a result without a
-    call and a second result are left out; a missing result is stated as such.
+    call and a second result are left out; a missing result is stated as such. An id that is used again, as some servers
+    do and imported logs show, is another call: a result answers the last one before it.
     """
     if not any(_calls(message) or _result_id(message) for message in messages):
         return messages
-    results: dict[str, Message] = {}
-    for message in messages:
+    results: dict[tuple[int, str], Message] = {}
+    waiting: dict[str, int] = {}
+    for place, message in enumerate(messages):
         call_id = _result_id(message)
-        if call_id is not None:
-            results.setdefault(call_id, message)
+        if call_id is not None and call_id in waiting:
+            results[waiting.pop(call_id), call_id] = message
+        waiting.update((block["id"], place) for block in _calls(message))
     out: list[Message] = []
-    answered: set[str] = set()
-    for message in messages:
+    for place, message in enumerate(messages):
         if _result_id(message) is not None:
             continue
         out.append(message)
-        for block in _calls(message):
-            call_id = block["id"]
-            if call_id in answered:
-                continue
-            answered.add(call_id)
-            out.append(results.get(call_id) or _missing(call_id))
+        asked = dict.fromkeys(block["id"] for block in _calls(message))
+        out.extend(results.get((place, call_id)) or _missing(call_id) for call_id in asked)
     return out
 
 
