@@ -70,7 +70,7 @@ async def test_new_agents_lost_hosts_and_no_event_twice(tmp_path: Path) -> None:
             return all(len(follower.told[agent_id]) >= len(events) for agent_id, events in logs.items())
 
         try:
-            await until(has_all)
+            await until(has_all, 45.0)  # more than two long polls
         except TimeoutError:
             pass  # what is missing is told below
         await follower.stop()
