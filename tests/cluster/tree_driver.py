@@ -11,8 +11,10 @@ import sys
 from typing import Any
 
 from kimi_ray import Profile, Runtime, Workdir
+from kimi_ray.bench.warm_up import sessions_on_every_host
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, tool_call
+from kimi_ray.session_handle import Session
 from tests.actors.fault_models import look, said
 from tests.trees import GROWTH
 
@@ -41,10 +43,13 @@ async def main(address: str, home: str) -> None:
         options: dict[str, Any] = {
             "profile": PROFILE, "model": TALK, "tools": [look], "workdir": Workdir.none(), "max_concurrency": 16
         }  # fmt: skip
-        # Fill both nodes' pools before the tree that counts.
-        warm = await work.create_session(model=TALK, profile=PROFILE, tools=[look], workdir=Workdir.none())
-        await warm.swarm("{{item}}", [f"warm {n}" for n in range(40)], **options)
-        session = await work.create_session(model=TALK, profile=PROFILE, tools=[look], workdir=Workdir.none())
+
+        async def create() -> Session:
+            return await work.create_session(model=TALK, profile=PROFILE, tools=[look], workdir=Workdir.none())
+
+        # Both nodes have all their hosts before the tree that counts, or it would all be on the first.
+        await sessions_on_every_host(runtime, create)
+        session = await create()
         growth = {3 + 6 * n: one for n, one in enumerate(GROWTH)}
         for turn in range(TURNS):
             if turn in growth:
