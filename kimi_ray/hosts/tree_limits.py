@@ -59,9 +59,12 @@ class TreeLimits:
         return self._hit()
 
     def settle(self, run_id: str, spent: Spent) -> None:
-        """A swarm is over, or another command takes it over: what its ended rollouts have used stays counted."""
-        self._swarms.pop(run_id, None)
-        self._before = self._before.plus(spent)
+        """A swarm is over, or another command takes it over: what its ended rollouts have used stays counted.
+
+        Idempotent: a takeover that failed half way is asked for again.
+        """
+        if self._swarms.pop(run_id, None) is not None:
+            self._before = self._before.plus(spent)
 
     def left(self, total: Limits | None, main: AgentTotals) -> Limits | None:
         """A swarm's own total limits under what is left of the tree's.

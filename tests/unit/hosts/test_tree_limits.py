@@ -37,6 +37,16 @@ def test_a_swarm_told_twice_is_counted_once() -> None:
     assert tree.children.steps == 3
 
 
+def test_a_swarm_that_is_settled_twice_is_counted_once() -> None:
+    tree = TreeLimits(Limits(max_steps=9))
+    tree.spend("a", Spent(steps=5))
+    for _ in range(2):
+        tree.settle("a", Spent(steps=3))
+        assert tree.children.steps == 3
+    tree.spend("a", Spent(steps=4))
+    assert tree.children.steps == 7
+
+
 def test_a_bound_of_no_tool_calls_reaches_each_rollout() -> None:
     assert TreeLimits(Limits(max_tool_calls=0)).left(None, AgentTotals()) == Limits(max_tool_calls=0)
     assert limits_left(None, Limits(max_tool_calls=0), Spent(), 0.0) == Limits(max_tool_calls=0)
