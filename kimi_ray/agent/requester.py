@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
+from kimi_ray.agent.response_facts import response_facts
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError, ProviderError, StoreError, as_error
@@ -251,20 +252,7 @@ class Requester:
         if run.first_token is not None:
             timing["ttft_ms"] = round((run.first_token - run.began) * 1000)
         data: dict[str, Any] = {"turn": request.turn, "step": request.step, "attempt": run.attempt}
-        said = error.details if error is not None else {}
-        facts = {
-            "response_id": meta.response_id,
-            "served_model": meta.served_model,
-            "fingerprint": meta.fingerprint,
-            "finish_reason": answer.finish if answer is not None else None,
-            "raw_finish_reason": answer.raw_finish if answer is not None else None,
-            "http_status": meta.http_status or said.get("status"),
-            "request_id": meta.request_id or said.get("request_id"),
-        }
-        data |= {key: value for key, value in facts.items() if value is not None}
-        usage = run.assembler.usage
-        if usage is not None:
-            data["usage"] = {key: value for key, value in usage.__dict__.items() if value is not None}
+        data |= response_facts(run.assembler, answer, error)
         data["timing"] = timing
         if error is not None:
             data["error"] = error.to_data()

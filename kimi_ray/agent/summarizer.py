@@ -17,6 +17,7 @@ from typing import Any
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.model_in_use import ModelInUse
+from kimi_ray.agent.response_facts import response_facts
 from kimi_ray.errors import AgentError, ProviderError
 from kimi_ray.ids import new_message_id
 from kimi_ray.llm.assemble import Assembled, Assembler
@@ -211,20 +212,10 @@ class ModelSummarizer(Summarizer):
         answer: Assembled | None = None,
         error: ProviderError | None = None,
     ) -> None:
-        meta, usage = assembler.meta, assembler.usage
-        facts = {
-            "response_id": meta.response_id,
-            "served_model": meta.served_model,
-            "fingerprint": meta.fingerprint,
-            "finish_reason": answer.finish if answer is not None else None,
-            "raw_finish_reason": answer.raw_finish if answer is not None else None,
-            "http_status": meta.http_status or (error.details.get("status") if error is not None else None),
-            "request_id": meta.request_id,
-            "usage": usage.said() if usage is not None else None,
-            "error": error.to_data() if error is not None else None,
-        }
         data: dict[str, Any] = {"compaction_id": task.compaction_id, "attempt": attempt}
-        data |= {key: value for key, value in facts.items() if value is not None}
+        data |= response_facts(assembler, answer, error)
+        if error is not None:
+            data["error"] = error.to_data()
         data["timing"] = {"total_ms": round((time.monotonic() - began) * 1000)}
         self._journal.append("compaction/response", data)
 

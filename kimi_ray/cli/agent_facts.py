@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,15 +140,6 @@ async def agent_facts(
     )
 
 
-def _end_of_function(data: Mapping[str, Any]) -> dict[str, Any]:
-    """How a rollout function ended, as a turn would tell it: its last turn may have gone well all the same."""
-    error: dict[str, Any] = data.get("error") or {}
-    code = str(error.get("code", ""))
-    if code.startswith("limit."):
-        return {"kind": "limit", "name": code.removeprefix("limit.")}
-    return {"kind": data["state"]} | ({"error": error} if error else {})
-
-
 def as_tree(agents: Iterable[AgentFacts]) -> list[tuple[int, AgentFacts]]:
     """The agents with their levels, each behind its parent; those whose parent is not there come at the top."""
     known = {one.agent_id: one for one in agents}
@@ -192,7 +183,9 @@ class _Course:
         elif kind == "prompt/completed":
             record = self._fold.prompts.get(data["prompt_id"])
             if record is not None and record.is_rollout:
-                self.reason = _end_of_function(data)
+                from kimi_ray.runs.outcomes import reason_of_function
+
+                self.reason = reason_of_function(data)
         elif kind == "prompt/submitted" and self._keep:
             self._prompts[data["prompt_id"]] = _text(data["content"])
         elif kind == "log/end-seed":

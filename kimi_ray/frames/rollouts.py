@@ -13,7 +13,7 @@ from kimi_ray.frames.batches import Batches, Row
 from kimi_ray.frames.log_facts import as_json, check_counts
 from kimi_ray.frames.reading import Event, Handler
 from kimi_ray.frames.sources import FoundLog
-from kimi_ray.runs.outcomes import error_of, status_of, stop_of
+from kimi_ray.runs.outcomes import error_of, reason_of_function, status_of, stop_of
 from kimi_ray.runs.rows import ResultRow, result_from_line
 from kimi_ray.runs.run_directory import RESULTS
 from kimi_ray.settings import Usage
@@ -203,7 +203,7 @@ class RowFold:
         elif kind == "prompt/completed":
             record = self._fold.prompts.get(data["prompt_id"])
             if record is not None and record.is_rollout:
-                self._reason = _end_of_function(data)
+                self._reason = reason_of_function(data)
 
     def finish(self, last_seq: int) -> None:
         """See ``Fold``."""
@@ -265,15 +265,6 @@ class RowFold:
             "log",
         ]
         self._take(_LogRow((*key, stream if not is_rollout else None), int(attempt or 1), usage.total, row))
-
-
-def _end_of_function(data: Mapping[str, Any]) -> dict[str, Any]:
-    """How a rollout function ended, as a turn would tell it: its last turn may have gone well all the same."""
-    error: dict[str, Any] = data.get("error") or {}
-    code = str(error.get("code", ""))
-    if code.startswith("limit."):
-        return {"kind": "limit", "name": code.removeprefix("limit.")}
-    return {"kind": data["state"]} | ({"error": error} if error else {})
 
 
 _ATTEMPTS, _TEXT, _TOTAL_TOKENS = 5, 17, 27

@@ -75,6 +75,16 @@ def stop_of(reason: Mapping[str, Any]) -> str:
     return f"limit:{reason.get('name') or 'unnamed'}" if kind == "limit" else kind
 
 
+def reason_of_function(data: Mapping[str, Any]) -> dict[str, Any]:
+    """How a rollout function ended by its ``prompt/completed``, as a turn would tell it: its last turn may have gone
+    well all the same."""
+    error: dict[str, Any] = data.get("error") or {}
+    code = str(error.get("code", ""))
+    if code.startswith("limit."):
+        return {"kind": "limit", "name": code.removeprefix("limit.")}
+    return {"kind": data["state"]} | ({"error": error} if error else {})
+
+
 def status_of(stop: str) -> RowStatus:
     """The status that a ``stop`` means; a kind that this version does not know is a failure, never a success."""
     return _STATUS_BY_KIND.get(stop.partition(":")[0], "failed")
