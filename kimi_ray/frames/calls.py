@@ -63,10 +63,7 @@ class ModelCallsFold:
     def handlers(self) -> Mapping[str, Handler]:
         """See ``Fold``."""
         return {
-            "profile/bind": self._names.bind,
-            "profile/model": self._names.bind,
-            "request/header": self._names.header,
-            "log/end-seed": self._names.end_seed,
+            **self._names.handlers(),
             "llm/response": self._response,
             "llm/retry": self._retry,
             "assistant/message": self._message,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.frames.reading import Event
+from kimi_ray.frames.reading import Event, Handler
 from kimi_ray.frames.sources import MAIN, FoundLog
 from kimi_ray.runs.outcomes import RowError
 from kimi_ray.session.document_value import parent_of_log
@@ -96,17 +96,24 @@ class ModelNames:
         """The configured name where it is known, else that of the requests."""
         return self.bound or self.requested
 
-    def bind(self, event: Event) -> None:
-        """``profile/bind``, ``profile/model``."""
+    def handlers(self) -> dict[str, Handler]:
+        """What follows the names, for a fold that needs them."""
+        return {
+            "profile/bind": self._bind,
+            "profile/model": self._bind,
+            "request/header": self._header,
+            "log/end-seed": self._end_seed,
+        }
+
+    def _bind(self, event: Event) -> None:
         self.bound = event["data"].get("model")
 
-    def header(self, event: Event) -> None:
-        """``request/header``."""
+    def _header(self, event: Event) -> None:
         header = event["data"]["header"]
         self.requested, self.provider = header.get("model"), header.get("provider")
 
-    def end_seed(self, _event: Event) -> None:
-        """``log/end-seed``: a copy may be bound otherwise."""
+    def _end_seed(self, _event: Event) -> None:
+        # A copy may be bound otherwise than its source.
         if self._seed_bind is not None:
             self.bound = self._seed_bind.get("model")
 

@@ -64,10 +64,7 @@ class StepsFold:
     def handlers(self) -> Mapping[str, Handler]:
         """See ``Fold``."""
         return {
-            "profile/bind": self._names.bind,
-            "profile/model": self._names.bind,
-            "request/header": self._names.header,
-            "log/end-seed": self._names.end_seed,
+            **self._names.handlers(),
             "turn/start": self._turn,
             "turn/end": self._turn,
             "step/start": self._start,
