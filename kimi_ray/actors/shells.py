@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray as typed_ray
 
-from kimi_ray.actors.garbage import collect_seldom
 from kimi_ray.errors import KimiRayError
+from kimi_ray.garbage import collect_seldom
 from kimi_ray.hosts.boundary import Answer, Core, answer, unexpected, with_calls
 from kimi_ray.hosts.local_cluster import build_core
 from kimi_ray.hosts.ports import Cluster, HostKind

@@ -36,6 +36,7 @@ from kimi_ray.cli.session_undo import undo
 from kimi_ray.cli.sessions import sessions, tail
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
+from kimi_ray.garbage import collect_seldom
 
 
 class _Interrupted(Exception):
@@ -135,6 +136,7 @@ def _root(
 
 def main() -> None:
     """The console script."""
+    collect_seldom()
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -172,25 +172,21 @@ class AgentHost:
         """Give prompts to living agents, in the order in which each caller numbered them."""
         return list(await asyncio.gather(*(self._submit_one(submit) for submit in submits)))
 
-    async def wait_any(self, waits: list[tuple[Stream, str]], timeout_s: float) -> list[Outcome]:
-        """The prompts among ``waits`` that have ended; waits for the first one, at most ``timeout_s``."""
-        # A driver may wait for thousands of prompts here, and asks again after each answer: this is a hot loop.
-        by_stream: dict[Stream, set[str]] = {}
-        for stream, prompt_id in waits:
-            found = by_stream.get(stream)
-            if found is None:
-                by_stream[stream] = {prompt_id}
-            else:
-                found.add(prompt_id)
-        ready: list[Outcome] = []
-        for stream, prompt_ids in by_stream.items():
-            agent = self._agents.get(stream)
-            for prompt_id in prompt_ids:
-                if agent is None or not agent.is_waiting(prompt_id):
-                    outcome = self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
-                    if outcome is not None:
-                        ready.append(outcome)
-        return ready or await self._outcomes.wait(by_stream, timeout_s)
+    async def wait_any(
+        self, waits: list[tuple[Stream, str]], timeout_s: float, watch: str | None = None, answers: int = 0
+    ) -> list[Outcome] | None:
+        """The prompts among ``waits`` that have ended; waits for the first one, at most ``timeout_s``.
+
+        Args:
+            waits: The prompts; of a named watch those that it does not know yet.
+            timeout_s: Seconds.
+            watch: A name of the caller's under which the others stay waited for, for its next call.
+            answers: How many answers it has had under this name; with 0, ``waits`` are all.
+
+        Returns:
+            None where the watch is not known like that any more: all its prompts are to be named, with 0 answers.
+        """
+        return await self._outcomes.watches.ask(waits, self._end_of, timeout_s, watch, answers)
 
     async def cancel(
         self,
@@ -586,6 +582,12 @@ class AgentHost:
             hint="ask its session where it lives now",
             retryable=True,
         )
+
+    def _end_of(self, stream: Stream, prompt_id: str) -> Outcome | None:
+        agent = self._agents.get(stream)
+        if agent is not None and agent.is_waiting(prompt_id):
+            return None
+        return self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
 
     def _ended(self, stream: Stream, prompt_id: str) -> Outcome | None:
         agent = self._agents.get(stream)

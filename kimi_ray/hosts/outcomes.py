@@ -1,19 +1,16 @@
-"""Outcomes of a host: what has ended, and who waits for it."""
+"""Outcomes of a host: what has ended, and whoever waits for it is told."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 
 from kimi_ray.agent.specs import AgentTotals, Outcome, PromptResult
 from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.outcome_watches import OutcomeWatches
 from kimi_ray.store.seam import Stream
 
 KEPT = 20_000
 """How many outcomes stay in memory; an older one is told from its agent's log while that lives here."""
-
-GATHER_S = 0.005
-"""How long a wait for several prompts gathers more once the first has ended: one call then answers many."""
 
 Key = tuple[Stream, str]
 
@@ -23,7 +20,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._ended: OrderedDict[Key, Outcome] = OrderedDict()
-        self._waits: dict[Stream, set[_Wait]] = {}
+        self.watches = OutcomeWatches()
 
     def get(self, key: Key) -> Outcome | None:
         """The outcome of a prompt, if it is remembered."""
@@ -34,57 +31,12 @@ class Outcomes:
         self._ended[key] = outcome
         if len(self._ended) > KEPT:
             self._ended.popitem(last=False)
-        for wait in self._waits.get(key[0], ()):
-            wait.take(outcome)
+        self.watches.tell(outcome)
 
     def drop(self, stream: Stream, error: KimiRayError) -> None:
         """The agent does not live here any more: whoever still waits for its prompts hears the error."""
-        for wait in self._waits.get(stream, ()):
-            for prompt_id in wait.prompts[stream]:
-                wait.take(self._ended.get((stream, prompt_id)) or failed_outcome(stream, prompt_id, error))
-
-    async def wait(self, prompts: dict[Stream, set[str]], timeout_s: float) -> list[Outcome]:
-        """The first of these prompts to end, with those that end right behind it; empty at the time-out."""
-        wait = _Wait(prompts)
-        for stream in prompts:
-            self._waits.setdefault(stream, set()).add(wait)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await wait.ready.wait()
-        except TimeoutError:
-            pass
-        finally:
-            wait.cancel()
-            for stream in prompts:
-                waits = self._waits[stream]
-                waits.discard(wait)
-                if not waits:
-                    del self._waits[stream]
-        return list(wait.outcomes.values())
-
-
-class _Wait:
-    __slots__ = ("_gather", "_timer", "outcomes", "prompts", "ready")
-
-    def __init__(self, prompts: dict[Stream, set[str]]) -> None:
-        self.prompts = prompts
-        self.outcomes: dict[Key, Outcome] = {}
-        self.ready = asyncio.Event()
-        self._gather = len(prompts) > 1
-        self._timer: asyncio.TimerHandle | None = None
-
-    def take(self, outcome: Outcome) -> None:
-        if outcome.prompt_id not in self.prompts[outcome.stream]:
-            return
-        self.outcomes[outcome.stream, outcome.prompt_id] = outcome
-        if not self._gather:
-            self.ready.set()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.ready.set)
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for prompt_id in self.watches.waited_for(stream):
+            self.watches.tell(self._ended.get((stream, prompt_id)) or failed_outcome(stream, prompt_id, error))
 
 
 def failed_outcome(stream: Stream, prompt_id: str, error: KimiRayError) -> Outcome:

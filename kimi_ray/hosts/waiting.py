@@ -2,7 +2,9 @@
 
 All results that somebody waits for on a host are served by a handful of long polls, whoever waits and for however
 many. A poll that returns takes over what no other poll covers; it lingers a little when it brings few results out of
-many outstanding, so that a busy host is asked once for ten results and not ten times for one.
+many outstanding, so that a busy host is asked once for ten results and not ten times for one. A poll names its prompts
+once: the host keeps them for its next call (``outcome_watches``), and is told all of them again after an answer that
+brought nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.boundary import unexpected
 from kimi_ray.hosts.ports import Peer
 from kimi_ray.hosts.specs import Outcome
+from kimi_ray.ids import new_ulid
 from kimi_ray.store.seam import Stream
 
 PromptKey = tuple[Stream, str]
@@ -52,6 +55,8 @@ class OutcomeWaiter:
         self._on_lost = on_lost
         self._on_call = on_call
         self._cover: dict[PromptKey, int] = {}
+        self._covered: dict[int, int] = {}
+        """How many prompts each poll covers."""
         self._uncovered: dict[PromptKey, None] = {}
         self._polls: dict[int, asyncio.Task[None]] = {}
         self._next_poll = 0
@@ -76,7 +81,7 @@ class OutcomeWaiter:
     def discard(self, key: PromptKey) -> None:
         """Wait for this prompt no longer."""
         self._uncovered.pop(key, None)
-        self._cover.pop(key, None)
+        self._forget(key)
 
     async def close(self) -> None:
         """End the polls. Idempotent."""
@@ -93,56 +98,73 @@ class OutcomeWaiter:
         number = self._next_poll
         self._next_poll += 1
         task = asyncio.get_running_loop().create_task(self._poll(number), name=f"wait {self._peer.name}")
-        self._polls[number] = task
+        self._polls[number], self._covered[number] = task, 0
         task.add_done_callback(lambda _: self._ended(number))
 
     def _ended(self, number: int) -> None:
-        self._polls.pop(number, None)
+        del self._polls[number], self._covered[number]
         if self._uncovered:
             self._start_poll()
 
     async def _poll(self, number: int) -> None:
-        mine: list[PromptKey] = []
-        pause_s = _LINGER_MIN_S
+        watch, answers, pause_s = new_ulid(), 0, _LINGER_MIN_S
         while True:
-            mine = [key for key in mine if self._cover.get(key) == number]
-            for key in self._uncovered:
-                self._cover[key] = number
-                mine.append(key)
-            self._uncovered.clear()
-            if not mine:
+            fresh = self._take_on(number)
+            if not self._covered[number]:
                 return
+            if not answers:
+                fresh = self._covered_by(number)
             # The last free poll comes back soon: what is added while all are out must not wait for a slow prompt.
             wait_s = BUSY_POLL_S if len(self._polls) >= MAX_POLLS else POLL_S
             if self._on_call is not None:
                 self._on_call()
             try:
-                outcomes: list[Outcome] = await self._peer.call(
-                    "wait_any", mine, wait_s, timeout_s=wait_s + _ANSWER_MARGIN_S, group="wait"
+                outcomes: list[Outcome] | None = await self._peer.call(
+                    "wait_any", fresh, wait_s, watch, answers, timeout_s=wait_s + _ANSWER_MARGIN_S, group="wait"
                 )
             except KimiRayError as error:
                 if error.code in _BUSY_CODES:
+                    answers = 0
                     await asyncio.sleep(pause_s)
                     pause_s = min(1.0, pause_s * 2)
                     continue
-                self._lose(mine, error)
+                self._lose(number, error)
                 return
             except Exception as error:  # noqa: BLE001  told to those who wait: nobody else would ever answer them
-                self._lose(mine, unexpected(error, f"waiting at {self._peer.name}"))
+                self._lose(number, unexpected(error, f"waiting at {self._peer.name}"))
                 return
             pause_s = _LINGER_MIN_S
-            known = [outcome for outcome in outcomes if self._forget((outcome.stream, outcome.prompt_id))]
+            # Nothing, or not the watch that it was: all are named again, so nothing can be waited for in vain.
+            answers = answers + 1 if outcomes else 0
+            known = [outcome for outcome in outcomes or () if self._forget((outcome.stream, outcome.prompt_id))]
             if known:
                 self._on_outcomes(known)
                 await self._linger(len(known))
 
-    def _lose(self, mine: list[PromptKey], error: KimiRayError) -> None:
-        lost = [key for key in mine if self._cover.pop(key, None) is not None]
+    def _take_on(self, number: int) -> list[PromptKey]:
+        """A poll covers what no other one does; returns what that is."""
+        fresh = list(self._uncovered)
+        self._uncovered.clear()
+        for key in fresh:
+            self._cover[key] = number
+        self._covered[number] += len(fresh)
+        return fresh
+
+    def _covered_by(self, number: int) -> list[PromptKey]:
+        return [key for key, poll in self._cover.items() if poll == number]
+
+    def _lose(self, number: int, error: KimiRayError) -> None:
+        lost = self._covered_by(number)
+        for key in lost:
+            self._forget(key)
         if lost:
             self._on_lost(error, lost)
 
     def _forget(self, key: PromptKey) -> bool:
-        return self._cover.pop(key, None) is not None
+        number = self._cover.pop(key, None)
+        if number in self._covered:
+            self._covered[number] -= 1
+        return number is not None
 
     async def _linger(self, brought: int) -> None:
         wanted = min(_WORTHWHILE, max(1, (self.outstanding + brought) // 2))

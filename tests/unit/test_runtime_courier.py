@@ -30,6 +30,7 @@ class Hosts:
         self.faults: list[str] = []
         self.calls: list[tuple[str, str, int]] = []
         self.resolved: list[str | None] = []
+        self.watches: dict[str, list[tuple[Stream, str]]] = {}
         self.rng = random.Random(5)
         self.patient = False
         """Whether a call waits for ever for the one before it."""
@@ -55,7 +56,11 @@ class _Peer:
         hosts = self.hosts
         if method == "wait_any":
             await asyncio.sleep(0.001)
-            return [_done(stream, prompt) for stream, prompt in args[0] if prompt in hosts.accepted.get(stream, ())]
+            named, _, watch, answers = args
+            keys = [*(hosts.watches[watch] if answers else ()), *named]
+            ended = [key for key in keys if key[1] in hosts.accepted.get(key[0], ())]
+            hosts.watches[watch] = [key for key in keys if key not in ended]
+            return [_done(*key) for key in ended]
         if method == "cancel":
             return []
         assert method == "submit_many"

@@ -117,6 +117,7 @@ class _Peer:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
+        self.watches: dict[str, list[tuple[Stream, str]]] = {}
 
     async def call(self, method: str, *args: Any, timeout_s: float, group: str = "default") -> Any:
         world = self.world
@@ -139,7 +140,12 @@ class _Peer:
             acks.append(Ack(request.agent.stream, error.to_data() if error is not None else None))
         return acks
 
-    async def wait_any(self, keys: list[tuple[Stream, str]], wait_s: float) -> list[Outcome]:
+    async def wait_any(
+        self, named: list[tuple[Stream, str]], wait_s: float, watch: str, answers: int
+    ) -> list[Outcome] | None:
+        if answers and watch not in self.watches:
+            return None
+        keys = self.watches[watch] = [*(self.watches[watch] if answers else ()), *named]
         deadline = time.monotonic() + wait_s
         while True:
             if self.name in self.world.dead:
@@ -147,6 +153,7 @@ class _Peer:
             found = [self.world.results[key] for key in keys if key in self.world.results]
             left = deadline - time.monotonic()
             if found or left <= 0:
+                self.watches[watch] = [key for key in keys if key not in self.world.results]
                 return found
             try:
                 await asyncio.wait_for(self.world.changed.wait(), left)

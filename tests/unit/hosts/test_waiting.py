@@ -19,10 +19,13 @@ class Host:
     def __init__(self) -> None:
         self.final: set[PromptKey] = set()
         self.changed = asyncio.Event()
+        self.watches: dict[str, list[PromptKey]] = {}
         self.polls = 0
+        self.named = 0
         self.most = 0
         self.now = 0
         self.error: KimiRayError | None = None
+        self.forgets = False
 
     def finish(self, *keys: PromptKey) -> None:
         self.final.update(keys)
@@ -30,7 +33,13 @@ class Host:
 
     async def call(self, method: str, *args: Any, timeout_s: float, group: str = "default") -> Any:
         assert (method, group) == ("wait_any", "wait")
-        keys, wait_s = args
+        named, wait_s, watch, answers = args
+        if answers and self.forgets:
+            self.forgets = False
+            self.polls += 1
+            return None
+        keys = self.watches[watch] = [*(self.watches[watch] if answers else ()), *named]
+        self.named += len(named)
         self.polls += 1
         self.now += 1
         self.most = max(self.most, self.now)
@@ -41,6 +50,7 @@ class Host:
                         raise self.error
                     found = [key for key in keys if key in self.final]
                     if found:
+                        self.watches[watch] = [key for key in keys if key not in found]
                         return [outcome(key) for key in found]
                     self.changed.clear()
                     await self.changed.wait()
@@ -173,6 +183,33 @@ async def test_trickling_results_are_gathered() -> None:
         await asyncio.sleep(0.001)
     await waiting.until(200)
     assert host.polls < 60
+    await waiting.waiter.close()
+
+
+async def test_a_prompt_is_named_once_however_many_answers_come() -> None:
+    host = Host()
+    waiting = Waiting(host)
+    waiting.waiter.add(key(number) for number in range(200))
+    await asyncio.sleep(0.01)
+    for number in range(200):
+        host.finish(key(number))
+        await waiting.until(number + 1)
+    assert host.polls >= 20 and host.named == 200
+    await waiting.waiter.close()
+
+
+async def test_a_host_that_has_forgotten_the_watch_is_told_all_again() -> None:
+    host = Host()
+    waiting = Waiting(host)
+    waiting.waiter.add([key(0), key(1), key(2)])
+    await asyncio.sleep(0.01)
+    host.finish(key(0))
+    await waiting.until(1)
+    host.forgets = True
+    host.finish(key(1))
+    host.finish(key(2))
+    await waiting.until(3)
+    assert sorted(waiting.came) == [key(0), key(1), key(2)]
     await waiting.waiter.close()
 
 
