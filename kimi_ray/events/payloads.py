@@ -324,6 +324,8 @@ class CompactionStart(Payload):
     """How large the next request would have been."""
     threshold: int | None = None
     """At which size it is asked for, by itself."""
+    command_id: str | None = None
+    """The caller's name for it: asked again it is not done again."""
 
 
 class CompactionRequest(Payload):
