@@ -293,7 +293,7 @@ class Agent:
         """
         checked_instruction(instruction)
         return await self.services.courier.call(
-            self.route, "compact", self.stream, instruction, group="wait", timeout_s=_COMPACT_S
+            self.route, "compact", self.stream, instruction, new_message_id(), group="wait", timeout_s=_COMPACT_S
         )
 
     async def undo(self, count: int = 1) -> UndoResult:

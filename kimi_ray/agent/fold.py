@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kimi_ray.agent.context_commands import ContextCommands
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
@@ -135,8 +136,8 @@ class AgentFold:
     """Long tool results that the model was shown the preview of: the blob of each, by call id."""
     todos: list[dict[str, Any]] | None = None
     """The todo list as it was last written; None until it is. An undo gives back the one before what it took."""
-    last_undo: tuple[str, tuple[str, ...]] | None = None
-    """The name of the last undo, and the prompts that it took back."""
+    asked: ContextCommands = field(default_factory=ContextCommands)
+    """The compactions and undos that somebody asked for by name."""
     counted: Counted = field(default_factory=Counted)
     """The last answer of which a server counted the tokens."""
     permission_mode: PermissionModeName | None = None
@@ -290,6 +291,7 @@ class AgentFold:
 
     def _activated(self, event: SessionEvent) -> None:
         self.last_lives = (self.last_lives[1], event.data)
+        self.asked.new_life()
         if self.last_lives[0] is None:
             # What was there before the first life is a seed's, or was imported: nobody is to end it here.
             self.open_questions.clear()
@@ -371,6 +373,8 @@ class AgentFold:
         record = self.prompts.get(event.data["id"])
         if record is not None:
             record.heard = True
+        if event.replaced is not None:
+            self.asked.replaced(event)
         follow_task(self.tasks, event)
 
     def _task(self, event: SessionEvent) -> None:
@@ -387,12 +391,20 @@ class AgentFold:
         del self._todo_writes[:-KEPT_TODO_WRITES]
 
     def _cut(self, event: SessionEvent) -> None:
-        if "undo_id" in event.data:
-            self.last_undo = (event.data["undo_id"], tuple(event.data["prompts"]))
+        self.asked.cut(event)
         if event.replaced is None or not self._todo_writes or self._todo_writes[-1][0] < event.replaced[0]:
             return
         self._todo_writes = [write for write in self._todo_writes if write[0] < event.replaced[0]]
         self.todos = self._todo_writes[-1][1] if self._todo_writes else None
+
+    def _compaction_start(self, event: SessionEvent) -> None:
+        self.asked.started(event)
+
+    def _compaction_summary(self, event: SessionEvent) -> None:
+        self.asked.summed(event)
+
+    def _compaction_end(self, event: SessionEvent) -> None:
+        self.asked.ended(event)
 
     def _output(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])
@@ -427,6 +439,7 @@ class AgentFold:
         self.scores = {}
         self._turn_base = _Sums()
         self.revivals = 0
+        self.asked = ContextCommands()
         self.last_lives = (None, None)
         self.bind = self.seed_bind
         if self.seed_bind is not None:
@@ -447,6 +460,9 @@ _HANDLERS: dict[str, Any] = {
     "tool/call": AgentFold._tool_call,  # pyright: ignore[reportPrivateUsage]
     "assistant/message": AgentFold._message,  # pyright: ignore[reportPrivateUsage]
     "llm/response": AgentFold._response,  # pyright: ignore[reportPrivateUsage]
+    "compaction/start": AgentFold._compaction_start,  # pyright: ignore[reportPrivateUsage]
+    "compaction/summary": AgentFold._compaction_summary,  # pyright: ignore[reportPrivateUsage]
+    "compaction/end": AgentFold._compaction_end,  # pyright: ignore[reportPrivateUsage]
     "compaction/response": AgentFold._summary_response,  # pyright: ignore[reportPrivateUsage]
     "surface/cut": AgentFold._cut,  # pyright: ignore[reportPrivateUsage]
     "llm/retry": AgentFold._retry,  # pyright: ignore[reportPrivateUsage]

@@ -304,17 +304,16 @@ class ToolRun:
         journal = self._owner.journal
         self._began = time.monotonic()
         arguments = journal.value(self._call["arguments"], inline_bytes=16 << 10)
-        event = journal.append(
-            "tool/call",
-            {
-                "turn": self._turn,
-                "step": self._step,
-                "call_id": self._call["id"],
-                "name": self._call["name"],
-                "arguments": arguments,
-            },
-        )
-        self._call_seq = event.seq
+        data: dict[str, Any] = {
+            "turn": self._turn,
+            "step": self._step,
+            "call_id": self._call["id"],
+            "name": self._call["name"],
+            "arguments": arguments,
+        }
+        if self._refusal is not None and self._refusal.is_error:
+            data["refused"] = self._refusal.error_code or "tool.failed"
+        self._call_seq = journal.append("tool/call", data).seq
 
     async def body(self, signal: TurnSignal) -> ToolOutput:
         """Its output: of the tool, or of whoever kept the call from starting; then of those who look at it."""

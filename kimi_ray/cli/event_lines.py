@@ -12,6 +12,8 @@ from kimi_ray.events import SessionEvent
 
 _TYPE_COLUMNS = 18
 _HEAD_COLUMNS = 60
+_REFUSED = frozenset({"tool.denied", "tool.unknown", "tool.bad_arguments", "tool.not_started"})
+"""The codes of results of calls that nothing ran for."""
 _OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 """What a payload of another version, or a large one kept as a blob, runs into: it is then shown as it is."""
 
@@ -190,7 +192,8 @@ def _result(data: Any) -> str:
     blocks = data["message"]["content"]
     failed = any(block.get("is_error") for block in blocks)
     code = data.get("exit_code")
-    return ("failed: " if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
+    how = "refused: " if (data.get("error") or {}).get("code") in _REFUSED else "failed: "
+    return (how if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
 
 
 def _hook(data: Any) -> str:
@@ -225,7 +228,9 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
     "user/message": lambda d: blocks_text(d["content"]),
     "prompt/submitted": lambda d: blocks_text(d["content"]),
     "assistant/message": lambda d: blocks_text(d["message"]["content"]),
-    "tool/call": lambda d: f"{d['name']}({d['arguments']})",
+    "tool/call": lambda d: (
+        (f"refused, {d['refused']}: " if d.get("refused") else "") + f"{d['name']}({d['arguments']})"
+    ),
     "tool/result": _result,
     "assistant/chunk": lambda d: str(d["chunk"].get("text") or d["chunk"].get("delta") or _pairs(d["chunk"])),
     "prompt/completed": lambda d: f"{d['state']}" + (f": {_error(d['error'])}" if d.get("error") else ""),

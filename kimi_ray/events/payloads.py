@@ -121,14 +121,16 @@ class AssistantMessage(Payload):
 
 
 class ToolCall(Payload):
-    """A call's turn came: its tool's body is about to run, or it is refused, as its result says (``tool.denied``,
-    ``tool.unknown``, ``tool.bad_arguments``). ``arguments`` is the model's raw text."""
+    """A call's turn came: its tool's body is about to run, or it is ``refused``, as its result says. ``arguments`` is the
+    model's raw text."""
 
     turn: int
     step: int
     call_id: str
     name: str
     arguments: str | JsonObject
+    refused: str | None = None
+    """The tool's body will not run: the code of its result (``tool.denied``, ``tool.unknown``, ...)."""
 
 
 class ToolResult(Payload):
@@ -324,6 +326,8 @@ class CompactionStart(Payload):
     """How large the next request would have been."""
     threshold: int | None = None
     """At which size it is asked for, by itself."""
+    command_id: str | None = None
+    """The caller's name for it: asked again it is not done again."""
 
 
 class CompactionRequest(Payload):

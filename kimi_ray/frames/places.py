@@ -37,7 +37,7 @@ class Place(Protocol):
         ...
 
     def lines(self, stream: Stream) -> Iterator[tuple[bytes, ...]]:
-        """The canonical lines of a log in runs, as far as it is written now.
+        """The canonical lines of a log in runs, as far as it is written now; a streamed chunk may be an empty one.
 
         Raises:
             StoreError: ``store.corrupt`` and the like, where the log is damaged.
@@ -76,7 +76,7 @@ class HomePlace:
         seq, end = 0, 1
         while seq < end:
             with io_errors(self.name):
-                page = self._reader.read_from(stream, seq, _PAGE_EVENTS, _PAGE_BYTES)
+                page = self._reader.read_from(stream, seq, _PAGE_EVENTS, _PAGE_BYTES, chunks=False)
             end = page.next_seq if seq == 0 else end
             lines = page.lines[: end - seq]
             if not lines:

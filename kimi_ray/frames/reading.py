@@ -92,6 +92,8 @@ def _show(
     whose: list[list[Handler]] = []
     first = seq
     for line in lines:
+        if not line:  # a packed chunk
+            continue
         parts = line.split(b",", 3)
         key = parts[2] if len(parts) > 3 else b""
         handlers = wanted.get(key)

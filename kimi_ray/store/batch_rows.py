@@ -216,22 +216,24 @@ def expand_row(row: bytes) -> list[bytes]:
     return unpack_row(row[:-1])
 
 
-def expand_rows(rows: Iterable[bytes]) -> list[bytes]:
-    """``expand_row`` over many rows."""
+def expand_rows(rows: Iterable[bytes], *, chunks: bool = True) -> list[bytes]:
+    """``expand_row`` over many rows; without ``chunks`` an event of a packed row is an empty line."""
     lines: list[bytes] = []
     for row in rows:
         if row.startswith(EVENT_START):
             lines.append(row[:-1])
+        elif not chunks:
+            lines.extend([b""] * events_in(row))
         else:
             lines.extend(expand_row(row))
     return lines
 
 
-def expand_payload(payload: bytes) -> list[bytes]:
-    """The canonical lines, without newline, of the events in these rows."""
+def expand_payload(payload: bytes, *, chunks: bool = True) -> list[bytes]:
+    """The canonical lines, without newline, of the events in these rows; ``chunks`` as in ``expand_rows``."""
     if census(payload)[1]:
         return payload[:-1].split(b"\n") if payload else []
-    return expand_rows(split_rows(payload))
+    return expand_rows(split_rows(payload), chunks=chunks)
 
 
 def census(payload: bytes) -> tuple[int, bool]:

@@ -103,7 +103,16 @@ class JsonlReader:
         """See ``Store.inspect``."""
         return self.survey(stream, None).view()
 
-    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, log: StreamLog | None = None) -> Page:
+    def read_from(
+        self,
+        stream: Stream,
+        seq: int,
+        limit: int,
+        max_bytes: int,
+        log: StreamLog | None = None,
+        *,
+        chunks: bool = True,
+    ) -> Page:
         """See ``Store.read_from``."""
         directory = self._directory(stream)
         size, next_seq, epoch = _written(log)
@@ -112,7 +121,15 @@ class JsonlReader:
             with self._open(stream, size) as source:
                 judged = lambda: self._judge(stream, source)  # noqa: E731
                 return read_page(
-                    self._framing, source, seq, limit, max_bytes, next_seq=next_seq, epoch=epoch, judged=judged
+                    self._framing,
+                    source,
+                    seq,
+                    limit,
+                    max_bytes,
+                    next_seq=next_seq,
+                    epoch=epoch,
+                    judged=judged,
+                    chunks=chunks,
                 )
 
         with io_errors(directory):

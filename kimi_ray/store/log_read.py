@@ -60,6 +60,7 @@ def read_page(
     next_seq: int | None = None,
     epoch: int = 0,
     judged: Callable[[], Judged] | None = None,
+    chunks: bool = True,
 ) -> Page | None:
     """The page of canonical lines from ``seq`` on, or None when the file holds no log yet.
 
@@ -72,6 +73,7 @@ def read_page(
         next_seq: The seq after the last event when the caller knows it (a live log).
         epoch: Passed on.
         judged: Judges the tail of a log that does not end with a verifying batch.
+        chunks: False lets packed chunks be: their lines may be empty.
 
     Raises:
         LogError: ``log.version_unsupported``.
@@ -103,7 +105,7 @@ def read_page(
     lines: list[bytes] = []
     if seq < next_seq:
         offset = _bisect(probe, seq, last)
-        lines = _collect(probe, source, offset, seq, min(limit, next_seq - seq), max_bytes)
+        lines = _collect(probe, source, offset, seq, min(limit, next_seq - seq), max_bytes, chunks)
     if seq + len(lines) >= next_seq:
         room = max_bytes - sum(map(len, lines))
         for text in kept[seq + len(lines) - next_seq :]:
@@ -142,7 +144,9 @@ def _bisect(probe: Probe, seq: int, last: Found) -> int:
     return low
 
 
-def _collect(probe: Probe, source: LogSource, offset: int, seq: int, limit: int, max_bytes: int) -> list[bytes]:
+def _collect(
+    probe: Probe, source: LogSource, offset: int, seq: int, limit: int, max_bytes: int, chunks: bool
+) -> list[bytes]:
     lines: list[bytes] = []
     taken = 0
     wanted = seq
@@ -159,7 +163,7 @@ def _collect(probe: Probe, source: LogSource, offset: int, seq: int, limit: int,
                 return lines
             raise corrupt(source.path, offset, wanted, "the rows before this batch do not verify")
         offset = found.end
-        fresh = _lines_of(probe, source, found, wanted, bool(lines))
+        fresh = _lines_of(probe, source, found, wanted, bool(lines), chunks)
         for text in fresh:
             if len(lines) >= limit or (lines and taken + len(text) > max_bytes):
                 return lines
@@ -169,7 +173,7 @@ def _collect(probe: Probe, source: LogSource, offset: int, seq: int, limit: int,
     return lines
 
 
-def _lines_of(probe: Probe, source: LogSource, found: Found, wanted: int, may_end: bool) -> list[bytes]:
+def _lines_of(probe: Probe, source: LogSource, found: Found, wanted: int, may_end: bool, chunks: bool) -> list[bytes]:
     """Lines from ``wanted`` on, without a gap, out of a batch; none when it ends before.
 
     Raises:
@@ -179,7 +183,7 @@ def _lines_of(probe: Probe, source: LogSource, found: Found, wanted: int, may_en
         return []
     rows = probe.rows(found)
     if rows.payload is not None:
-        return expand_payload(rows.payload)[wanted - found.seq :]
+        return expand_payload(rows.payload, chunks=chunks)[wanted - found.seq :]
     lines: list[bytes] = []
     first_bad = found.offset
     damaged = False

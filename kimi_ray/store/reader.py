@@ -26,8 +26,8 @@ class Reader(Protocol):
         """See ``Store.inspect``."""
         ...
 
-    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int) -> Page:
-        """See ``Store.read_from``."""
+    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, *, chunks: bool = True) -> Page:
+        """See ``Store.read_from``. Without ``chunks`` packed chunks are not unpacked: each is an empty line."""
         ...
 
     def list_logs(self, session_id: str | None) -> list[ListedLog]:

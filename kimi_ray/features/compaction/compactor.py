@@ -65,7 +65,13 @@ class Compactor:
         self._notices = notices
 
     async def compact(
-        self, span: Span, trigger: Trigger, *, instruction: str | None = None, threshold: int | None = None
+        self,
+        span: Span,
+        trigger: Trigger,
+        *,
+        instruction: str | None = None,
+        threshold: int | None = None,
+        command_id: str | None = None,
     ) -> CompactionResult:
         """Replace a span by what the user said in it and a summary. Not flushed.
 
@@ -74,6 +80,7 @@ class Compactor:
             trigger: Why. ``manual`` between turns, everything else inside one.
             instruction: What the user wants of the summary.
             threshold: At which size it was asked for.
+            command_id: The caller's name for it, by which it is found again in the log.
 
         Raises:
             AgentError: ``compaction.busy``, ``compaction.no_turn``: nothing was appended; ``compaction.changed``,
@@ -98,6 +105,7 @@ class Compactor:
             "shadowed_range": {"start": span.start, "end": span.end},
             "tokens": tokens,
             "threshold": threshold,
+            "command_id": command_id,
         }
         known = {key: value for key, value in facts.items() if value is not None}
         start = journal.append("compaction/start", {"compaction_id": compaction_id, **known})

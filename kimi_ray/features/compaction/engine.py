@@ -10,6 +10,7 @@ from kimi_ray.errors import KimiRayError
 from kimi_ray.features.compaction.checkpoint import is_checkpoint
 from kimi_ray.features.compaction.compactor import Compactor
 from kimi_ray.features.compaction.context_size import ContextSize
+from kimi_ray.features.compaction.outcome import stored_outcome
 from kimi_ray.features.compaction.pruner import Pruner
 from kimi_ray.features.compaction.words import CompactionResult, Trigger, busy, not_durable, not_enough
 from kimi_ray.llm.context_window import CompactionSettings
@@ -84,17 +85,38 @@ class CompactionEngine:
             await self._pruner.prune(self.settings.prune_rule)
         return await self._compact("overflow", 0, threshold=self.threshold)
 
-    async def compact_now(self, instruction: str | None = None) -> CompactionResult | None:
+    async def outcome(self, command_id: str) -> CompactionResult | None:
+        """What came of a compaction that the log has already, durable when it returns; None: it has none of that
+        name, or one that was cut off before it took effect.
+
+        Raises:
+            KimiRayError: the error with which it ended; ``compaction.persistence``.
+        """
+        asked = self._journal.fold.asked.compactions.get(command_id)
+        if asked is None or not asked.settled:
+            return None
+        compaction_id = str(asked.start.data["compaction_id"])
+        try:
+            await self._journal.flush()
+        except KimiRayError as error:
+            raise _of_flush(compaction_id, error) from error
+        return await stored_outcome(self._journal, asked)
+
+    async def compact_now(
+        self, instruction: str | None = None, command_id: str | None = None
+    ) -> CompactionResult | None:
         """Between turns: compact all but the last message, and make it durable.
 
         Args:
             instruction: What the user wants of the summary.
+            command_id: The caller's name for it, by which ``outcome`` finds it.
 
         Returns:
             None when there is nothing to compact; nothing was written then.
 
         Raises:
             AgentError: as ``Compactor.compact``; ``compaction.persistence``.
+            StoreError: ``store.fenced``: another life of the log has it, and knows what came of it.
         """
         self._check_free()
         order = self._journal.log.order
@@ -103,7 +125,7 @@ class CompactionEngine:
         result: CompactionResult | None = None
         began = self._journal.log.next_seq
         try:
-            result = await self._compact("manual", 0, instruction=instruction)
+            result = await self._compact("manual", 0, instruction=instruction, command_id=command_id)
         except (KimiRayError, asyncio.CancelledError) as error:
             failure = error
         if self._journal.log.next_seq > began and order.open_compaction is None:
@@ -111,7 +133,7 @@ class CompactionEngine:
                 await self._journal.flush()
             except KimiRayError as error:
                 compaction_id = None if result is None else result.compaction_id
-                failure = failure or not_durable(compaction_id, error)
+                failure = failure or _of_flush(compaction_id, error)
         if failure is not None:
             raise failure
         return result
@@ -128,7 +150,13 @@ class CompactionEngine:
         return await self._compactor.compact(span, "region")
 
     async def _compact(
-        self, trigger: Trigger, retain: int, *, instruction: str | None = None, threshold: int | None = None
+        self,
+        trigger: Trigger,
+        retain: int,
+        *,
+        instruction: str | None = None,
+        threshold: int | None = None,
+        command_id: str | None = None,
     ) -> CompactionResult | None:
         if self._journal.fold.header is None:
             return None
@@ -138,9 +166,16 @@ class CompactionEngine:
             return None
         if trigger != "overflow" and len(span.seqs) == 1 and is_checkpoint(surface[0]):
             return None  # it would be a summary of nothing but a summary
-        return await self._compactor.compact(span, trigger, instruction=instruction, threshold=threshold)
+        return await self._compactor.compact(
+            span, trigger, instruction=instruction, threshold=threshold, command_id=command_id
+        )
 
     def _check_free(self) -> None:
         compaction_id = self._journal.log.order.open_compaction
         if compaction_id is not None:
             raise busy(f"compaction {compaction_id} is under way", compaction_id=compaction_id)
+
+
+def _of_flush(compaction_id: str | None, error: KimiRayError) -> KimiRayError:
+    """What a compaction tells that could not be made durable; a fenced log is gone on with elsewhere."""
+    return error if error.code == "store.fenced" else not_durable(compaction_id, error)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.errors import AgentError, ConfigError
-from kimi_ray.log import undo_span
+from kimi_ray.log import derive_messages, undo_span
 
 _HINTS = {
     "empty": "there is no prompt in the conversation",
@@ -43,12 +43,24 @@ class Undo:
         self.turn = asyncio.Lock()
         """Held by the undo that is under way."""
 
+    async def done(self, undo_id: str) -> UndoResult | None:
+        """What came of an undo that the log has already, durable when it returns; None: it has none of that name.
+
+        Raises:
+            StoreError: it is in the log, and the log is not durable yet.
+        """
+        cut = self._journal.fold.asked.undos.get(undo_id)
+        if cut is None:
+            return None
+        await self._journal.flush()
+        return UndoResult(tuple(cut.data["prompts"]), await self._last_prompt(cut.seq))
+
     async def undo(self, count: int, undo_id: str) -> UndoResult:
         """Take back the last prompts; durable when it returns. The agent stands still meanwhile.
 
         Args:
             count: How many.
-            undo_id: The caller's name for it: one that was the last already is not done again.
+            undo_id: The caller's name for it: one that the log has already is not done again.
 
         Raises:
             ConfigError: ``request.invalid``.
@@ -57,31 +69,30 @@ class Undo:
         """
         check_count(count)
         journal = self._journal
-        before = journal.fold.last_undo
-        if before is not None and before[0] == undo_id:
-            prompts = before[1]
-        else:
-            span = undo_span(list(journal.log.surface), count)
-            if isinstance(span, str):
-                raise AgentError(
-                    f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
-                    code="agent.undo_unavailable",
-                    details={"reason": span, "count": count},
-                )
-            prompts = span.prompts
-            journal.append(
-                "surface/cut",
-                {"reason": "undo", "prompts": list(prompts), "undo_id": undo_id},
-                surface={"replace": [span.seqs[0], span.seqs[-1]]},
-                sources=span.seqs,
+        done = await self.done(undo_id)
+        if done is not None:
+            return done
+        span = undo_span(list(journal.log.surface), count)
+        if isinstance(span, str):
+            raise AgentError(
+                f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
+                code="agent.undo_unavailable",
+                details={"reason": span, "count": count},
             )
+        cut = journal.append(
+            "surface/cut",
+            {"reason": "undo", "prompts": list(span.prompts), "undo_id": undo_id},
+            surface={"replace": [span.seqs[0], span.seqs[-1]]},
+            sources=span.seqs,
+        )
         await journal.flush()
-        return UndoResult(prompts, await self._last_prompt())
+        return UndoResult(span.prompts, await self._last_prompt(cut.seq))
 
-    async def _last_prompt(self) -> tuple[dict[str, Any], ...] | None:
-        for message in reversed(self._journal.log.messages()):
-            if message["role"] == "user" and message["source"].get("kind") == "user":
-                [whole] = await self._journal.resolve([message])
+    async def _last_prompt(self, seq: int) -> tuple[dict[str, Any], ...] | None:
+        """The newest on the surface before an event."""
+        for node in reversed(list(self._journal.log.surface)):
+            if node.seq < seq and node.type == "user/message" and node.data["source"].get("kind") == "user":
+                [whole] = await self._journal.resolve(derive_messages([node]))
                 return tuple(whole["content"])
         return None
 

@@ -23,6 +23,7 @@ class CompactionResult:
     message_seq: int
     """Of the message that stands for what was compacted."""
     end_seq: int
+    """Of ``compaction/end``; ``message_seq`` where the host was lost just before it."""
     shadowed_range: tuple[int, int]
     shadowed_seqs: tuple[int, ...]
     shadowed_tokens: int

@@ -102,8 +102,10 @@ def read_lines(connection: Connection, file: str, head: Head, start: int, end: i
     return lines
 
 
-def read_page(connection: Connection, file: str, head: Head, seq: int, limit: int, max_bytes: int) -> Page:
-    """See ``Store.read_from``.
+def read_page(
+    connection: Connection, file: str, head: Head, seq: int, limit: int, max_bytes: int, chunks: bool = True
+) -> Page:
+    """See ``Reader.read_from``.
 
     Raises:
         StoreError: ``store.corrupt`` when the first wanted event does not verify; a later one ends the page before it.
@@ -115,7 +117,9 @@ def read_page(connection: Connection, file: str, head: Head, seq: int, limit: in
         return Page(seq, (), head.next_seq, head.epoch)
     try:
         for rowid, at, events, data, _ in rows_from(connection, file, head.stream, seq, head.next_seq):
-            for line in lines_of(data, events, file, rowid, at)[max(0, seq - at) :]:
+            packed = not chunks and not data.startswith(EVENT_START)
+            found = [b""] * events if packed else lines_of(data, events, file, rowid, at)
+            for line in found[max(0, seq - at) :]:
                 size += len(line) + 1
                 if lines and (size > max_bytes or len(lines) >= limit):
                     return Page(seq, tuple(lines), head.next_seq, head.epoch)

@@ -118,9 +118,9 @@ class SqliteReader:
             cut=head.next_seq,
         )
 
-    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int) -> Page:
+    def read_from(self, stream: Stream, seq: int, limit: int, max_bytes: int, *, chunks: bool = True) -> Page:
         """See ``Store.read_from``."""
-        return self._in(stream, lambda c, file, _, head: read_page(c, file, head, seq, limit, max_bytes))
+        return self._in(stream, lambda c, file, _, head: read_page(c, file, head, seq, limit, max_bytes, chunks))
 
     def list_logs(self, session_id: str | None) -> list[ListedLog]:
         """See ``Store.list_logs``."""

@@ -47,7 +47,8 @@ async def test_a_vetoed_call_has_its_call_and_its_error_result_and_the_turn_goes
     assert (await bench.result()).result.text == "done"
     assert results(bench) == [("a", "seen", None), ("b", "not b", "tool.denied"), ("c", "seen", None)]
     assert bench.of("tool/result")[1]["meta"] == {"by": "rule"}
-    assert sorted(data["call_id"] for data in bench.of("tool/call")) == ["a", "b", "c"]
+    told = {data["call_id"]: data.get("refused") for data in bench.of("tool/call")}
+    assert told == {"a": None, "b": "tool.denied", "c": None}
     assert seen == [(n, {"n": n}, 0, 0, 3) for n in "abc"]
     assert [call["n"] for call in probe.calls] == ["a", "c"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kimi_ray.cli.event_lines import event_line
-from kimi_ray.events import parse_event
+from kimi_ray.events import make_event, parse_event
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, ToolCall
 from tests.unit.cli.conftest import Cli
@@ -93,6 +94,22 @@ def test_the_end_of_a_hook_is_told_before_its_command() -> None:
     data = {"event": "PreToolUse", "blocked": True, "exit_code": 2, "message": "no", "command": "x" * 300}
     line = json.dumps({"seq": 0, "time": 0, "type": "hook/result", "data": data})
     assert "PreToolUse, blocked, exit 2, said: no; command=xxx" in event_line(parse_event(line.encode()))
+
+
+def test_a_call_that_is_refused_is_not_shown_as_one_that_runs() -> None:
+    call: dict[str, Any] = {"turn": 0, "step": 0, "call_id": "a", "name": "Bash", "arguments": '{"command": "rm"}'}
+    refused = event_line(make_event(3, 0, "tool/call", {**call, "refused": "tool.denied"}))
+    assert refused.endswith('tool/call           refused, tool.denied: Bash({"command": "rm"})')
+    assert event_line(make_event(3, 0, "tool/call", call)).endswith('tool/call           Bash({"command": "rm"})')
+    block = {"type": "tool-result", "tool_call_id": "a", "content": [{"type": "text", "text": "no"}], "is_error": True}
+    message = {"id": "m", "role": "tool", "content": [block], "source": {"kind": "tool", "call_id": "a"}}
+    for code, told in (
+        ("tool.denied", "refused: no"),
+        ("tool.not_started", "refused: no"),
+        ("tool.failed", "failed: no"),
+    ):
+        data = {"turn": 0, "step": 0, "message": message, "error": {"code": code}}
+        assert event_line(make_event(4, 0, "tool/result", data)).endswith(told)
 
 
 @pytest.mark.parametrize(("prompt", "told"), [("go", "  compacted "), ("go badly", "  not compacted: ")])

@@ -12,6 +12,7 @@ from kimi_ray.events import LogHeader, SessionEvent, WriterRef, make_event
 from kimi_ray.log import EventLog, tool_message
 from kimi_ray.runs.rows import AttemptRow, ResultRow
 from kimi_ray.store.backend import open_store_for_writing
+from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.seam import Batch, StoreOptions
 
 BACKENDS = [("jsonl", "none"), ("jsonl", "zstd"), ("sqlite", "none")]
@@ -118,8 +119,10 @@ class Scribe:
         return {"$blob": digest, "bytes": len(raw)}
 
 
-async def store_logs(home: Path, scribes: Iterable[Scribe], backend: tuple[str, str] = BACKENDS[0]) -> None:
-    """Put logs into a home, each session with a document."""
+async def store_logs(
+    home: Path, scribes: Iterable[Scribe], backend: tuple[str, str] = BACKENDS[0], *, packed: bool = False
+) -> None:
+    """Put logs into a home, each session with a document; ``packed``: runs of chunks as a live writer stores them."""
     store = await open_store_for_writing(
         str(home), StoreOptions(backend=backend[0], compression=backend[1], durability="none")
     )
@@ -135,9 +138,11 @@ async def store_logs(home: Path, scribes: Iterable[Scribe], backend: tuple[str, 
         nonce = f"nonce-{agent_id}"
         grant = await store.open_writer(scribe.header.to_data(), nonce)
         for start in range(0, len(scribe.events), 1000):
-            lines = [event.line + b"\n" for event in scribe.events[start : start + 1000]]
+            events = scribe.events[start : start + 1000]
+            rows = pack_rows(events) if packed else [(event.line + b"\n", 1) for event in events]
+            lines, counts = [row for row, _ in rows], tuple(count for _, count in rows)
             sizes = tuple(map(len, lines))
-            batch = Batch(scribe_stream(scribe), grant.epoch, nonce, start, b"".join(lines), sizes, (1,) * len(lines))
+            batch = Batch(scribe_stream(scribe), grant.epoch, nonce, start, b"".join(lines), sizes, counts)
             (answer,) = await store.append([batch], sync=True)
             assert answer.error is None, answer.error
         await store.close_writer(scribe_stream(scribe), grant.epoch, nonce)
