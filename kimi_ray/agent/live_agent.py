@@ -28,7 +28,7 @@ from kimi_ray.agent.revival import revive_log
 from kimi_ray.agent.slots import AgentAwake, AgentLeaving, AgentSlots
 from kimi_ray.agent.specs import AgentProgress, AgentSpec, LogEntry, Outcome, PromptResult, PromptSpec, PromptStatus
 from kimi_ray.agent.told import told
-from kimi_ray.agent.turn_config import NOTHING, Asked, turn_config
+from kimi_ray.agent.turn_config import NOTHING, Asked, TurnConfigs
 from kimi_ray.agent.turn_ends import error_of, state_of, stop_of
 from kimi_ray.agent.turn_signal import TurnSignal, TurnStopped
 from kimi_ray.cancelling import ends_this_task
@@ -126,6 +126,7 @@ class LiveAgent(StandsStill):
         self._in_use = in_use if in_use is not None else ModelInUse(spec.model, provider)
         self._continuations: list[_Continuation] = []
         self._handled: dict[str, int | None] = {}
+        self._configs = TurnConfigs()
         self._signal: TurnSignal | None = None
         self._current: list[str] = []
         self._driver: asyncio.Task[None] | None = None
@@ -401,7 +402,7 @@ class LiveAgent(StandsStill):
                 if not (self._waking or self._slots.prompt) or await self._may_start(turn_input, signal):
                     self.meter.limits = asked.limits_over(self.spec.limits)
                     tools = (*self._tools, *self._final_answer())
-                    config = turn_config(self.spec, self._in_use.model, self._in_use.provider, tools, asked)
+                    config = self._configs.of(self.spec, self._in_use.model, self._in_use.provider, tools, asked)
                     reason = await self._loop.run(config, turn_input, signal)
             finally:
                 self._signal = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Any
 
 from kimi_ray.agent.fold import PromptRecord
@@ -41,17 +42,38 @@ class Asked:
 
     def limits_over(self, limits: Limits | None) -> Limits:
         """The limits of the turn, those of the agent being these."""
-        return self.limits.over(limits) if self.limits is not None else limits or Limits()
+        return self.limits.over(limits) if self.limits is not None else limits or _NO_LIMITS
 
 
 NOTHING = Asked()
+_NO_LIMITS = Limits()
+_NO_SAMPLING = Sampling()
+
+
+class TurnConfigs:
+    """The snapshots of one agent's turns: most of them are the one before."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Any, ...], TurnConfig] | None = None
+
+    def of(
+        self, spec: AgentSpec, model: ResolvedModel, provider: ChatProvider, tools: tuple[ToolSpec, ...], asked: Asked
+    ) -> TurnConfig:
+        """``turn_config``, made anew only where something is another than the last time."""
+        if asked.sampling is not None:
+            return turn_config(spec, model, provider, tools, asked)
+        made_of = (spec, model, provider, *tools)
+        last = self._last
+        if last is None or len(last[0]) != len(made_of) or any(map(is_not, last[0], made_of)):
+            last = self._last = (made_of, turn_config(spec, model, provider, tools, asked))
+        return last[1]
 
 
 def turn_config(
     spec: AgentSpec, model: ResolvedModel, provider: ChatProvider, tools: tuple[ToolSpec, ...], asked: Asked
 ) -> TurnConfig:
     """The snapshot of a turn that begins now."""
-    sampling = (spec.sampling or Sampling()).over(spec.profile.sampling)
+    sampling = (spec.sampling or _NO_SAMPLING).over(spec.profile.sampling)
     if asked.sampling is not None:
         sampling = asked.sampling.over(sampling)
     if not spec.send_seed and sampling.seed is not None:

@@ -102,24 +102,38 @@ def _freeze_plain(value: Any, kind: type, depth: int, room: list[int]) -> Any:
     room[0] -= len(value)
     if depth > MAX_DEPTH or room[0] < 0:
         return _BROKEN
-    into_dict = kind is dict or kind is FrozenDict
-    made: Any = FrozenDict(value) if into_dict else FrozenList(value)
-    put = _PUT_KEY if into_dict else _PUT_INDEX
-    pairs: Any = value.items() if into_dict else enumerate(value)
-    for key, item in pairs:
-        if into_dict and (type(key) is not str or not key.isascii()):
-            return _BROKEN
-        inner: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
-        if inner is str:
-            if not item.isascii() and _has_surrogate(item):
+    made: Any
+    inner: Any
+    if kind is dict or kind is FrozenDict:
+        made = FrozenDict(value)
+        for key, item in value.items():
+            if type(key) is not str or not key.isascii():
                 return _BROKEN
-        elif inner is dict or inner is list or inner is FrozenDict or inner is FrozenList:
+            inner = type(item)  # pyright: ignore[reportUnknownVariableType]
+            if inner is str:
+                if not item.isascii() and _has_surrogate(item):
+                    return _BROKEN
+            elif inner is int:
+                if not _INT_MIN <= item <= _INT_MAX:
+                    return _BROKEN
+            elif inner in _CONTAINERS:
+                frozen = _freeze_plain(item, inner, depth + 1, room)
+                if frozen is _BROKEN:
+                    return _BROKEN
+                _PUT_KEY(made, key, frozen)
+            elif not _is_sound(item, inner):
+                return _BROKEN
+        return made
+    made = FrozenList(value)
+    for index, item in enumerate(value):
+        inner = type(item)  # pyright: ignore[reportUnknownVariableType]
+        if inner in _CONTAINERS:
             frozen = _freeze_plain(item, inner, depth + 1, room)
             if frozen is _BROKEN:
                 return _BROKEN
-            put(made, key, frozen)
-        elif inner is int:
-            if not _INT_MIN <= item <= _INT_MAX:
+            _PUT_INDEX(made, index, frozen)
+        elif inner is str:
+            if not item.isascii() and _has_surrogate(item):
                 return _BROKEN
         elif not _is_sound(item, inner):
             return _BROKEN
@@ -287,6 +301,7 @@ def _is_sound_within(value: Any, kind: type, depth: int) -> bool:
 
 
 _BROKEN: Any = object()
+_CONTAINERS = frozenset({dict, list, FrozenDict, FrozenList})
 _PUT_KEY: Any = dict[str, Any].__setitem__
 _PUT_INDEX: Any = list[Any].__setitem__
 

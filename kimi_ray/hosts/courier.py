@@ -219,14 +219,20 @@ class Courier:
     async def outcome(self, route: Route, entry_accepted: asyncio.Future[None], prompt_id: str) -> Outcome:
         """The end of a prompt, wherever its agent is by then."""
         self.check_open()
-        await asyncio.shield(entry_accepted)
+        if entry_accepted.done():
+            entry_accepted.result()
+        else:
+            await asyncio.shield(entry_accepted)
         key = (route.stream, prompt_id)
         future = self._results.get(key)
         if future is None:
             future = self._results[key] = self.loop.create_future()
             future.add_done_callback(lambda done: self._forget_result(key, done))
             # Not awaited: whoever asks next relies on it that somebody waits, also when this caller gives up.
-            self.spawn(self._wait_at(route, key))
+            if route.host is not None:
+                self._waiter(route.host).add([key])
+            else:
+                self.spawn(self._wait_at(route, key))
         return await asyncio.shield(future)
 
     # -- sending ----------------------------------------------------------------------------------------------------

@@ -37,6 +37,9 @@ class _Claim:
     writes: tuple[str, ...]
 
 
+_NOTHING = _Claim(everything=False, reads=(), writes=())
+
+
 def _claim(accesses: Accesses, root: str) -> _Claim:
     # case is folded: on some file systems two spellings are one file, and a needless wait harms nobody
     paths = [(a.mode, posixpath.normpath(posixpath.join(root, a.path)).casefold()) for a in accesses.paths]
@@ -154,7 +157,8 @@ class _Batch:
         places: int,
     ) -> None:
         self._calls = calls
-        self._claims = [_claim(call.accesses, root) for call in calls]
+        # One call alone conflicts with nobody: what it touches is not looked at.
+        self._claims = [_claim(call.accesses, root) for call in calls] if len(calls) > 1 else [_NOTHING]
         self._on_start = on_start
         self._commit = commit
         self._places = places
