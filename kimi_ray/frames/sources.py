@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from kimi_ray.config import load_config
 from kimi_ray.errors import ConfigError, KimiRayError, RunError, SessionError, StoreError, error_from_data
 from kimi_ray.frames.places import ArchivePlace, HomePlace, Place
+from kimi_ray.frames.prices import NO_PRICES, Prices, configured_prices, prices_of_run
 from kimi_ray.ids import agent_number, is_path_safe_id
 from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
 from kimi_ray.session.document_value import parent_of_log
@@ -33,6 +34,7 @@ class FoundLog:
     place: Place
     stream: Stream
     header: dict[str, Any]
+    prices: Prices = NO_PRICES
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Finder:
         self._homes: dict[str, HomePlace] = {}
         self._archives: list[ArchivePlace] = []
         self._seen: set[tuple[str, Stream]] = set()
+        self._configured: dict[str | None, Prices] = {}
         self._found = Found()
 
     def find(self, sources: Sources, *, logs: bool) -> Found:
@@ -121,7 +124,7 @@ class Finder:
             return
         found = [log for session in dict.fromkeys(one.session_id for one in named) for log in place.logs(session)]
         wanted = _of_run(found, str(manifest.get("run_id")), named)
-        self._take(place, wanted, place.name, by_name=False)
+        self._take(place, wanted, place.name, by_name=False, run=prices_of_run(manifest))
         there = {log.stream for log in found}
         missing = [stream for stream in named if stream not in there]
         if missing:
@@ -172,7 +175,26 @@ class Finder:
             self._homes[path] = HomePlace(path)
         return self._homes[path]
 
-    def _take(self, place: Place, logs: Iterable[ListedLog], key: str, *, by_name: bool = True) -> None:
+    def _prices(self, place: Place) -> Prices:
+        """What is configured where the place is; of an archive where frames are made."""
+        home = place.name if isinstance(place, HomePlace) else self._home
+        if home not in self._configured:
+            self._configured[home] = NO_PRICES
+            try:
+                self._configured[home] = configured_prices(load_config(home))
+            except ConfigError as error:
+                self._found.faults.append(error)
+        return self._configured[home]
+
+    def _take(
+        self,
+        place: Place,
+        logs: Iterable[ListedLog],
+        key: str,
+        *,
+        by_name: bool = True,
+        run: Prices | None = None,
+    ) -> None:
         for log in sorted(logs, key=lambda one: (one.stream.session_id, _order(one.stream.agent_id))):
             if by_name:
                 self._found.by_name.add(log.stream)
@@ -183,7 +205,11 @@ class Finder:
                 error = error_from_data(log.error or {"code": "store.corrupt", "message": "its header cannot be read"})
                 self._found.faults.append(error.with_details(session_id=log.stream[0], agent_id=log.stream[1]))
             else:
-                self._found.logs.append(FoundLog(place, log.stream, log.header))
+                prices = self._prices(place)
+                if run is not None:
+                    # A rollout has its run's price or none; agents below it may have other models.
+                    prices = run if log.header.get("item_id") is not None else run.over(prices)
+                self._found.logs.append(FoundLog(place, log.stream, log.header, prices))
 
 
 def _each(sources: Sources) -> Iterator[Source]:
