@@ -17,6 +17,7 @@ from kimi_ray.frames.prices import NO_PRICES, Prices, configured_prices, prices_
 from kimi_ray.ids import agent_number, is_path_safe_id
 from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
 from kimi_ray.session.document_value import parent_of_log
+from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.store.seam import ListedLog, Stream
 
 Source = str | os.PathLike[str]
@@ -80,8 +81,8 @@ class Finder:
             logs: Whether logs are wanted, and not only the rows of run directories.
 
         Raises:
-            ConfigError: ``frames.bad_source``; SessionError: ``session.not_found``; RunError, StoreError: for a run
-                or a home that cannot be read.
+            ConfigError: ``frames.bad_source``; SessionError: ``session.not_found``; AgentError: ``agent.not_found``;
+                RunError, StoreError: for a run or a home that cannot be read.
         """
         for source in _each(sources):
             text = os.fspath(source)
@@ -148,18 +149,13 @@ class Finder:
         if not is_path_safe_id(session_id) or (agent_id and not is_path_safe_id(agent_id)):
             raise _bad_source(text)
         place = self._place(self._home)
-        logs = place.logs(session_id)
-        if agent_id and not logs:
+        known = logs = place.logs(session_id)
+        if agent_id and not known:
             raise no_such_place(text, place.name)
         if agent_id:
-            logs = [log for log in logs if log.stream.agent_id == agent_id]
+            logs = [log for log in known if log.stream.agent_id == agent_id]
         if not logs:
-            raise SessionError(
-                f"there is no session {text!r} in {place.name}",
-                code="session.not_found",
-                hint="kimi-ray sessions list shows those of a home",
-                details={"id": text},
-            )
+            raise no_agent(Stream(session_id, agent_id)) if known else no_session(session_id, home=place.name)
         self._take(place, logs, place.name)
 
     def _home_of(self, manifest: dict[str, Any]) -> str | None:
@@ -285,12 +281,7 @@ def no_such_place(text: str, home: str) -> RunError | SessionError:
     """For ``A/B`` when neither a directory nor a session is there: an id says that a session was meant."""
     session_id = text.partition("/")[0]
     if session_id.startswith("session_"):
-        return SessionError(
-            f"there is no session {session_id!r} in {home}",
-            code="session.not_found",
-            hint="kimi-ray sessions list shows those of a home",
-            details={"id": text},
-        )
+        return no_session(session_id, home=home)
     return RunError(
         f"there is no run directory {text}, and no session {session_id!r} in {home}",
         code="run.not_found",

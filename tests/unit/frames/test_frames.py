@@ -167,7 +167,7 @@ async def test_names_that_are_unknown(tmp_path: Path) -> None:
     await store_logs(tmp_path / "home", [eventful()])
     for source, code in {
         "session_two": "session.not_found",
-        f"{S}/agent-7": "session.not_found",
+        f"{S}/agent-7": "agent.not_found",
         "session_two/agent-7": "session.not_found",
         "runs/nope": "run.not_found",
         "run_zzz": "request.unknown_id",
