@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.app import SessionSummary
-from kimi_ray.errors import AgentError, ConfigError, SessionError
+from kimi_ray.errors import AgentError, ConfigError
 from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.features.permissions import checked_mode
 from kimi_ray.forks import Home, fork_spec
@@ -19,6 +19,7 @@ from kimi_ray.ids import new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
+from kimi_ray.session.refusals import no_session
 from kimi_ray.session_handle import Session, ToolLike, bind_profile, own_tools_for
 from kimi_ray.session_lifecycle import ArchiveResult, checked_id
 from kimi_ray.settings import Isolation, Limits, PermissionModeName, Profile, Sampling, Workdir, check_settings
@@ -168,12 +169,7 @@ class Workspace:
         runtime = self._runtime
         bound = await runtime.binding(checked_id(session_id))
         if bound is None:
-            raise SessionError(
-                f"there is no session {session_id}",
-                code="session.not_found",
-                hint="kimi-ray sessions list shows those of this home",
-                details={"session_id": session_id},
-            )
+            raise no_session(session_id)
         profile = Profile.model_validate(bound["profile"])
         own_tools = own_tools_for(profile, tools or (), runtime.features, joins=await runtime.is_live(session_id))
         workdir = None if bound.get("workdir") is None else _workdir(bound["workdir"])

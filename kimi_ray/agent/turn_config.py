@@ -88,7 +88,10 @@ def turn_config(
 
 
 def _wire_settings(model: ResolvedModel) -> dict[str, Any]:
-    """What the model's settings add to every request, for ``request/header``; what is the default is left out."""
+    """What the model's settings add to every request, for ``request/header``; what is the default is left out.
+
+    ``context`` is not sent: it says when and how the conversation is shortened, so that a log explains it.
+    """
     settings = model.settings
     extra: dict[str, Any] = {}
     if not settings.stream:
@@ -97,4 +100,7 @@ def _wire_settings(model: ResolvedModel) -> dict[str, Any]:
         extra["extra_body"] = settings.extra_body
     if settings.reasoning_history != "tool_calls":
         extra["reasoning_history"] = settings.reasoning_history
+    context = settings.model_dump(mode="json", exclude_defaults=True, include={"max_context_tokens", "compaction"})
+    if context:
+        extra["context"] = context
     return extra

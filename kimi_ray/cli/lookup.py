@@ -251,14 +251,13 @@ def _by_suffix(ids: Sequence[str], text: str, what: str) -> str | None:
 
 
 def _no_session(text: str) -> SessionError:
-    what = "there is no session yet" if text == LAST else f"there is no session {text!r}"
+    from kimi_ray.session.refusals import no_session
+
+    usual = no_session(text)
+    what = "there is no session yet" if text == LAST else usual.message
     part = ":" in text or "/" in text
-    hint = (
-        "name a session or a run: a rollout or an agent is not one"
-        if part
-        else "kimi-ray sessions list shows those of this home"
-    )
-    return SessionError(what, code="session.not_found", hint=hint, details={"id": text})
+    hint = "name a session or a run: a rollout or an agent is not one" if part else usual.hint
+    return SessionError(what, code=usual.code, hint=hint, details=usual.details)
 
 
 def run_of(value: dict[str, Any]) -> str | None:

@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol, cast
 
-from kimi_ray.errors import ConfigError, KimiRayError, SessionError
+from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.events import encode
+from kimi_ray.session.refusals import no_session
 from kimi_ray.store.checkup import UNREADABLE, blob_references
 from kimi_ray.store.open import ReadStore
 from kimi_ray.store.seam import ListedLog, Stream
@@ -126,12 +127,7 @@ class _Export:
             document = await self._document()
             logs = sorted(await self._store.list(self._session_id), key=lambda log: log.stream.agent_id)
             if document is None and not logs:
-                raise SessionError(
-                    f"there is no session {self._session_id!r}",
-                    code="session.not_found",
-                    hint="kimi-ray sessions list shows those of this home",
-                    details={"id": self._session_id},
-                )
+                raise no_session(self._session_id)
             agents = [await self._agent(log) for log in logs]
             blobs = [await self._blob(digest) for digest in sorted(self._blobs)]
             manifest: dict[str, Any] = {

@@ -103,7 +103,7 @@ class ModelCallsFold:
 
     def _compaction(self, event: Event) -> None:
         data = event["data"]
-        self._compacting = (self._names.name, data.get("model"), data.get("provider"))
+        self._compacting = (self._names.latest or self._names.name, data.get("model"), data.get("provider"))
 
     def _compacted(self, event: Event) -> None:
         self._summed = event["data"]["compaction_id"]
@@ -118,7 +118,8 @@ class ModelCallsFold:
         model = data.get("model")
         names = (model, model, None)
         row = (*place, None, None, None, "compaction", event["seq"], None, None, event["time"], "answered", *names)
-        self._table.add((*row, *(None,) * 12, *usage_of(data.get("usage")), None, None, None))
+        cost = self._facts.prices.cost(data.get("usage"), model, model)
+        self._table.add((*row, *(None,) * 12, *usage_of(data.get("usage")), None, None, None, cost))
 
     def _close(self) -> None:
         request, self._open = self._open, None
@@ -157,6 +158,7 @@ class ModelCallsFold:
                 request.delay_ms,
                 *usage_of(get("usage")),
                 *error_of(error),
+                self._facts.prices.cost(get("usage"), *request.names[:2]),
             )
         )
 

@@ -40,6 +40,7 @@ class LogFacts:
         above = None if stream.agent_id == MAIN else parent_of_log(header)
         whose = (stream.session_id, stream.agent_id, above, *rollout)
         self._own, self._copied = (*whose, False), (*whose, True)
+        self.prices = log.prices
         self._place = log.place
         self._lost = lost
         self._blobs: OrderedDict[str, str] = OrderedDict()
@@ -87,6 +88,9 @@ class ModelNames:
 
     def __init__(self, facts: LogFacts) -> None:
         self.bound: str | None = None
+        self.latest: str | None = None
+        """As ``bound``, but already the one that the next turn is to have: summaries are written by it."""
+        self._in_turn = False
         self.requested: str | None = None
         self.provider: str | None = None
         self._seed_bind: dict[str, Any] | None = facts.header.get("bind")
@@ -100,13 +104,28 @@ class ModelNames:
         """What follows the names, for a fold that needs them."""
         return {
             "profile/bind": self._bind,
-            "profile/model": self._bind,
+            "profile/model": self._switch,
+            "turn/start": self.turn_start,
+            "turn/end": self.turn_end,
             "request/header": self._header,
             "log/end-seed": self._end_seed,
         }
 
     def _bind(self, event: Event) -> None:
-        self.bound = event["data"].get("model")
+        self.bound = self.latest = event["data"].get("model")
+
+    def _switch(self, event: Event) -> None:
+        self.latest = event["data"]["model"]
+        if not self._in_turn:
+            self.bound = self.latest
+
+    def turn_start(self, _event: Event) -> None:
+        """A turn begins, by the model that was said last."""
+        self._in_turn, self.bound = True, self.latest
+
+    def turn_end(self, _event: Event) -> None:
+        """A turn is over: what was said in it counts."""
+        self._in_turn, self.bound = False, self.latest
 
     def _header(self, event: Event) -> None:
         header = event["data"]["header"]
@@ -115,7 +134,7 @@ class ModelNames:
     def _end_seed(self, _event: Event) -> None:
         # A copy may be bound otherwise than its source.
         if self._seed_bind is not None:
-            self.bound = self._seed_bind.get("model")
+            self.bound = self.latest = self._seed_bind.get("model")
 
 
 def usage_of(usage: dict[str, Any] | None) -> tuple[Any, ...]:

@@ -10,9 +10,9 @@ from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.errors import KimiRayError, RunError
 from kimi_ray.events import SessionEvent
 from kimi_ray.frames.batches import Batches, Row
-from kimi_ray.frames.log_facts import as_json, check_counts
+from kimi_ray.frames.log_facts import LogFacts, ModelNames, as_json, check_counts
+from kimi_ray.frames.prices import Prices
 from kimi_ray.frames.reading import Event, Handler
-from kimi_ray.frames.sources import FoundLog
 from kimi_ray.runs.outcomes import error_of, reason_of_function, status_of, stop_of
 from kimi_ray.runs.rows import ResultRow, result_from_line
 from kimi_ray.runs.run_directory import RESULTS
@@ -102,6 +102,7 @@ def _of_result(row: ResultRow) -> Row:
         as_json(row.tags),
         as_json(row.metadata),
         "results",
+        None,
     )
 
 
@@ -122,6 +123,7 @@ class _LogRow(NamedTuple):
     key: tuple[Any, ...]
     attempt: int
     tokens: int
+    cost: float | None
     row: list[Any]
 
 
@@ -132,9 +134,9 @@ class LogRows:
         self._table = table
         self._known: dict[tuple[Any, ...], list[_LogRow]] = {}
 
-    def fold(self, log: FoundLog) -> RowFold:
+    def fold(self, facts: LogFacts) -> RowFold:
         """What follows a log; its row comes with ``finish``."""
-        return RowFold(log, self._take)
+        return RowFold(facts, self._take)
 
     def _take(self, row: _LogRow) -> None:
         self._known.setdefault(row.key, []).append(row)
@@ -145,6 +147,8 @@ class LogRows:
             last = max(attempts, key=lambda one: one.attempt)
             last.row[_ATTEMPTS] = len(attempts)
             last.row[_TOTAL_TOKENS] = sum(one.tokens for one in attempts)
+            costs = [one.cost for one in attempts if one.cost is not None]
+            last.row[_TOTAL_COST] = sum(costs) if len(costs) == len(attempts) else None
             self._table.add(last.row, len(last.row[_TEXT] or ""))
 
 
@@ -164,40 +168,72 @@ class _Shown:
         return cast("SessionEvent", self)
 
 
+class _Used:
+    """Tokens, and by which model: an agent may have spoken to several."""
+
+    def __init__(self) -> None:
+        self.sum = Usage()
+        self._by_model: dict[tuple[str | None, str | None], Usage] = {}
+
+    def add(self, usage: dict[str, Any] | None, model: tuple[str | None, str | None]) -> None:
+        """What a request took."""
+        if usage:
+            known = Usage.model_construct(**{name: usage[name] for name in Usage.model_fields if name in usage})
+            self.sum = self.sum.plus(known)
+            self._by_model[model] = self._by_model.get(model, Usage()).plus(known)
+
+    def cost(self, prices: Prices, model: tuple[str | None, str | None]) -> float | None:
+        """US dollars; None when one of the models has no known price; ``model`` is the agent's own."""
+        parts = self._by_model or {model: Usage()}
+        costs = [prices.cost(usage.model_dump(), *whose) for whose, usage in parts.items()]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
+
+
 class RowFold:
     """Follows one log to its row."""
 
-    def __init__(self, log: FoundLog, take: Callable[[_LogRow], None]) -> None:
-        self._log = log
+    def __init__(self, facts: LogFacts, take: Callable[[_LogRow], None]) -> None:
+        self._facts = facts
         self._take = take
-        self._fold = AgentFold(keep_turns=1, seed_bind=log.header.get("bind"))
+        self._fold = AgentFold(keep_turns=1, seed_bind=facts.header.get("bind"))
+        self._names = ModelNames(facts)
+        self._follow_names = self._names.handlers()
+        self._summing: str | None = None
+        self._of_responses = _Used()
         self._shown = _Shown()
         self._reason: dict[str, Any] | None = None
         self._turn_open = False
         self._responses = 0
-        self._of_messages = Usage()
+        self._of_messages = _Used()
         self._node: str | None = None
 
     def handlers(self) -> Mapping[str, Handler]:
         """See ``Fold``."""
-        return dict.fromkeys(FOLLOWED, self._follow)
+        return dict.fromkeys(FOLLOWED | {"compaction/request"}, self._follow)
 
     def _follow(self, event: Event) -> None:
         kind, data = event["type"], event["data"]
         check_counts(data.get("usage"))
         self._fold.apply(self._shown.show(event))
+        follow_name = self._follow_names.get(kind)
+        if follow_name is not None:
+            follow_name(event)
         if kind == "turn/start":
             self._turn_open = True
         elif kind == "turn/end":
             self._turn_open, self._reason = False, data["reason"]
         elif kind == "llm/response":
             self._responses += 1
+            self._of_responses.add(data.get("usage"), (self._names.name, self._names.requested))
+        elif kind == "compaction/request":
+            self._summing = data.get("model")
+        elif kind == "compaction/response":
+            self._of_responses.add(data.get("usage"), (self._names.latest or self._names.name, self._summing))
         elif kind == "assistant/message" and "usage" in data and event.get("surface") == "append":
-            usage: dict[str, Any] = data["usage"] or {}
-            known = {name: usage[name] for name in Usage.model_fields if name in usage}
-            self._of_messages = self._of_messages.plus(Usage.model_construct(**known))
+            self._of_messages.add(data["usage"], (self._names.name, self._names.requested))
         elif kind == "log/end-seed":
-            self._responses, self._of_messages = 0, Usage()
+            self._responses, self._of_messages, self._of_responses = 0, _Used(), _Used()
         elif kind == "runtime/activated":
             self._node = data.get("node")
         elif kind == "prompt/completed":
@@ -207,9 +243,12 @@ class RowFold:
 
     def finish(self, last_seq: int) -> None:
         """See ``Fold``."""
-        fold, header, stream = self._fold, self._log.header, self._log.stream
+        fold, header, stream = self._fold, self._facts.header, self._facts.stream
         totals = fold.totals()
-        usage = totals.usage if self._responses else self._of_messages  # a log that has no llm/response
+        used = self._of_responses if self._responses else self._of_messages  # a log that has no llm/response
+        usage = totals.usage if self._responses else self._of_messages.sum
+        model = (self._names.name, self._names.requested)
+        cost = used.cost(self._facts.prices, model)
         waiting = any(record.state in ("pending", "running") for record in fold.prompts.values())
         stop = "open" if self._reason is None or self._turn_open or waiting else stop_of(self._reason)
         status = "open" if stop == "open" else status_of(stop)
@@ -219,7 +258,9 @@ class RowFold:
         attempt = header.get("attempt")
         key = (header.get("run_id"), header.get("item_id"), header.get("repeat"))
         is_rollout = None not in key
-        sampling: dict[str, Any] = (fold.bind or {}).get("sampling") or {}
+        bind: dict[str, Any] = fold.bind or {}
+        sampling: dict[str, Any] = bind.get("sampling") or {}
+        profile: dict[str, Any] = bind.get("profile") or {}
         row: list[Any] = [
             *key[:2],
             None,
@@ -240,10 +281,10 @@ class RowFold:
             as_json(outputs[-1]) if outputs else None,
             as_json(fold.scores),
             *_usage(usage),
-            None,
+            cost,
             usage.total,
-            None,
-            None,
+            cost,
+            None if cost is None else self._facts.prices.date(*model),
             totals.turns,
             totals.steps,
             totals.tool_calls,
@@ -259,13 +300,14 @@ class RowFold:
             fold.served_model,
             fold.fingerprint,
             self._node,
-            header.get("profile"),
+            header.get("profile") or profile.get("name"),
             None,
             None,
             "log",
+            as_json(header.get("labels") or None),
         ]
-        self._take(_LogRow((*key, stream if not is_rollout else None), int(attempt or 1), usage.total, row))
+        self._take(_LogRow((*key, stream if not is_rollout else None), int(attempt or 1), usage.total, cost, row))
 
 
-_ATTEMPTS, _TEXT, _TOTAL_TOKENS = 5, 17, 27
+_ATTEMPTS, _TEXT, _TOTAL_TOKENS, _TOTAL_COST = 5, 17, 27, 28
 """Places in a row; a test holds them against the columns."""

@@ -113,6 +113,7 @@ profile            | string    | the agent's profile; null where only results.js
 tags               | json      | an object; null where only the log tells of it
 metadata           | json      | an object; null where only the log tells of it
 source             | string    | results: from results.jsonl; log: from its log
+labels             | json      | an object: the agent's, as its log has them; null where only results.jsonl tells of it
 """
     ),
     "steps": _table(
@@ -137,6 +138,9 @@ tools_ms           | int64     | milliseconds in tools
 store_ms           | int64     | milliseconds of waiting for durability
 """
         + _USAGE.strip()
+        + """
+cost_usd           | float64   | US dollars, by the price of its model; null where tokens or price are not known
+"""
     ),
     "model_calls": _table(
         _PLACE
@@ -171,6 +175,7 @@ retry_delay_ms     | int64     | milliseconds of waiting before the next attempt
 error_code         | string    | null when it did not fail
 error_class        | string    | what errors are grouped by
 error_message      | string    | one sentence
+cost_usd           | float64   | US dollars, by the price of its model; null where tokens or price are not known
 """
     ),
     "tool_calls": _table(

@@ -13,9 +13,11 @@ from pydantic_core import from_json
 from kimi_ray.config import load_config
 from kimi_ray.errors import ConfigError, KimiRayError, RunError, SessionError, StoreError, error_from_data
 from kimi_ray.frames.places import ArchivePlace, HomePlace, Place
+from kimi_ray.frames.prices import NO_PRICES, Prices, configured_prices, prices_of_run
 from kimi_ray.ids import agent_number, is_path_safe_id
 from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
 from kimi_ray.session.document_value import parent_of_log
+from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.store.seam import ListedLog, Stream
 
 Source = str | os.PathLike[str]
@@ -33,6 +35,7 @@ class FoundLog:
     place: Place
     stream: Stream
     header: dict[str, Any]
+    prices: Prices = NO_PRICES
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Finder:
         self._homes: dict[str, HomePlace] = {}
         self._archives: list[ArchivePlace] = []
         self._seen: set[tuple[str, Stream]] = set()
+        self._configured: dict[str | None, Prices] = {}
         self._found = Found()
 
     def find(self, sources: Sources, *, logs: bool) -> Found:
@@ -77,8 +81,8 @@ class Finder:
             logs: Whether logs are wanted, and not only the rows of run directories.
 
         Raises:
-            ConfigError: ``frames.bad_source``; SessionError: ``session.not_found``; RunError, StoreError: for a run
-                or a home that cannot be read.
+            ConfigError: ``frames.bad_source``; SessionError: ``session.not_found``; AgentError: ``agent.not_found``;
+                RunError, StoreError: for a run or a home that cannot be read.
         """
         for source in _each(sources):
             text = os.fspath(source)
@@ -121,7 +125,7 @@ class Finder:
             return
         found = [log for session in dict.fromkeys(one.session_id for one in named) for log in place.logs(session)]
         wanted = _of_run(found, str(manifest.get("run_id")), named)
-        self._take(place, wanted, place.name, by_name=False)
+        self._take(place, wanted, place.name, by_name=False, run=prices_of_run(manifest))
         there = {log.stream for log in found}
         missing = [stream for stream in named if stream not in there]
         if missing:
@@ -145,18 +149,13 @@ class Finder:
         if not is_path_safe_id(session_id) or (agent_id and not is_path_safe_id(agent_id)):
             raise _bad_source(text)
         place = self._place(self._home)
-        logs = place.logs(session_id)
-        if agent_id and not logs:
+        known = logs = place.logs(session_id)
+        if agent_id and not known:
             raise no_such_place(text, place.name)
         if agent_id:
-            logs = [log for log in logs if log.stream.agent_id == agent_id]
+            logs = [log for log in known if log.stream.agent_id == agent_id]
         if not logs:
-            raise SessionError(
-                f"there is no session {text!r} in {place.name}",
-                code="session.not_found",
-                hint="kimi-ray sessions list shows those of a home",
-                details={"id": text},
-            )
+            raise no_agent(Stream(session_id, agent_id)) if known else no_session(session_id, home=place.name)
         self._take(place, logs, place.name)
 
     def _home_of(self, manifest: dict[str, Any]) -> str | None:
@@ -172,7 +171,26 @@ class Finder:
             self._homes[path] = HomePlace(path)
         return self._homes[path]
 
-    def _take(self, place: Place, logs: Iterable[ListedLog], key: str, *, by_name: bool = True) -> None:
+    def _prices(self, place: Place) -> Prices:
+        """What is configured where the place is; of an archive where frames are made."""
+        home = place.name if isinstance(place, HomePlace) else self._home
+        if home not in self._configured:
+            self._configured[home] = NO_PRICES
+            try:
+                self._configured[home] = configured_prices(load_config(home))
+            except ConfigError as error:
+                self._found.faults.append(error)
+        return self._configured[home]
+
+    def _take(
+        self,
+        place: Place,
+        logs: Iterable[ListedLog],
+        key: str,
+        *,
+        by_name: bool = True,
+        run: Prices | None = None,
+    ) -> None:
         for log in sorted(logs, key=lambda one: (one.stream.session_id, _order(one.stream.agent_id))):
             if by_name:
                 self._found.by_name.add(log.stream)
@@ -183,7 +201,11 @@ class Finder:
                 error = error_from_data(log.error or {"code": "store.corrupt", "message": "its header cannot be read"})
                 self._found.faults.append(error.with_details(session_id=log.stream[0], agent_id=log.stream[1]))
             else:
-                self._found.logs.append(FoundLog(place, log.stream, log.header))
+                prices = self._prices(place)
+                if run is not None:
+                    # A rollout has its run's price or none; agents below it may have other models.
+                    prices = run if log.header.get("item_id") is not None else run.over(prices)
+                self._found.logs.append(FoundLog(place, log.stream, log.header, prices))
 
 
 def _each(sources: Sources) -> Iterator[Source]:
@@ -259,12 +281,7 @@ def no_such_place(text: str, home: str) -> RunError | SessionError:
     """For ``A/B`` when neither a directory nor a session is there: an id says that a session was meant."""
     session_id = text.partition("/")[0]
     if session_id.startswith("session_"):
-        return SessionError(
-            f"there is no session {session_id!r} in {home}",
-            code="session.not_found",
-            hint="kimi-ray sessions list shows those of a home",
-            details={"id": text},
-        )
+        return no_session(session_id, home=home)
     return RunError(
         f"there is no run directory {text}, and no session {session_id!r} in {home}",
         code="run.not_found",

@@ -65,8 +65,8 @@ class StepsFold:
         """See ``Fold``."""
         return {
             **self._names.handlers(),
-            "turn/start": self._turn,
-            "turn/end": self._turn,
+            "turn/start": self._turn_start,
+            "turn/end": self._turn_end,
             "step/start": self._start,
             "step/end": self._end,
             "llm/response": self._response,
@@ -79,8 +79,13 @@ class StepsFold:
         """See ``Fold``."""
         self._close(None, "open")
 
-    def _turn(self, _event: Event) -> None:
+    def _turn_start(self, event: Event) -> None:
         self._close(None, "open")
+        self._names.turn_start(event)
+
+    def _turn_end(self, event: Event) -> None:
+        self._close(None, "open")
+        self._names.turn_end(event)
 
     def _start(self, event: Event) -> None:
         self._close(None, "open")
@@ -157,5 +162,10 @@ class StepsFold:
                 step.output if known else None,
                 step.reasoning if known else None,
                 step.estimated,
+                self._cost(step) if known else None,
             )
         )
+
+    def _cost(self, step: _Open) -> float | None:
+        used = {"input": step.input, "cached": step.cached, "cache_write": step.cache_write, "output": step.output}
+        return self._facts.prices.cost(used, self._names.name, self._names.requested)

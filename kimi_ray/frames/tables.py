@@ -222,7 +222,7 @@ def _read(
     facts = LogFacts(log, copied=copied, lost=named)
     folds: list[Fold] = [_FOLDS[name](facts, made[name]) for name in of_logs]
     if log_rows is not None:
-        folds.append(log_rows.fold(log))
+        folds.append(log_rows.fold(facts))
     if folds:
         reading.events += read_log(log.place.lines(log.stream), folds, fault)
         reading.logs += 1

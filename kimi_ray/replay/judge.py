@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.llm.chat import ChatRequest
+from kimi_ray.llm.header import describe_request
 from kimi_ray.log import Message
 from kimi_ray.replay.difference import ABSENT, Found, first_difference, messages_difference
 from kimi_ray.replay.messages import MovingSurface
 from kimi_ray.replay.naming import named_field, named_message
-from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording
+from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording, Shortening, SummaryAsked
 from kimi_ray.replay.report import Divergence, DivergenceKind
 from kimi_ray.replay.sources import Blobs
 from kimi_ray.store.seam import Stream
@@ -62,6 +63,8 @@ class Judge:
             return None
         skipped: list[str] = []
         for key in dict.fromkeys([*_FIRST, *recorded, *today]):
+            if key == "context":
+                continue  # is not sent; what comes of it is compared where it does
             then = {key: recorded[key]} if key in recorded else {}
             now = {key: today[key]} if key in today else {}
             found = first_difference(then, now, ignored=self._ignored, skipped=skipped)
@@ -92,6 +95,85 @@ class Judge:
             self._equal = len(recorded)
             self.skipped.update(skipped)
         return found
+
+    @property
+    def ignores_size(self) -> bool:
+        """Whether how large a request is may differ: something of its header may."""
+        return bool(self._ignored)
+
+    async def compare_summary(self, request: ChatRequest, asked: SummaryAsked) -> Found | None:
+        """The first difference of a request for a summary."""
+        self._then.advance(asked.event.seq)
+        data = asked.event.data
+        listed = self._then.between(asked.first, asked.last)[data.get("left_out", 0) :]
+        recorded = [await self._blobs.message(one) for one in [*listed, data["message"]]]
+        if asked.header is not None:
+            header = await self._blobs.header(asked.header)
+            then = {key: header[key] for key in ("system", "tools") if key in header} | {"model": data["model"]}
+            if data.get("sampling"):
+                then["sampling"] = data["sampling"]
+            today = describe_request(request, provider="")
+            del today["provider"]
+            found = self.compare_header(then, today)
+            if found is not None:
+                return found
+        skipped: list[str] = []
+        found = messages_difference(recorded, request.messages, ignored=self._ignored, skipped=skipped)
+        if found is None:
+            self.skipped.update(skipped)
+        else:
+            self._named = named_message(found[0], recorded, request.messages)
+        return found
+
+    def summary_differs(
+        self, found: Found, asked: SummaryAsked, turn: RecordedTurn | None, step: RecordedStep | None
+    ) -> Divergence:
+        """A request for a summary is not what was recorded."""
+        what = f"the request for the summary of a compaction {_where(turn, step)} differs at {found[0]}"
+        return self._of_shortening("request", found, asked.event.seq, asked.event.time, what, turn, step, self._named)
+
+    def shortened(
+        self, found: Found, recorded: Shortening, turn: RecordedTurn | None, step: RecordedStep | None
+    ) -> Divergence:
+        """The conversation is not shortened as it was recorded."""
+        field, then, now = found
+        where, verb = _where(turn, step), "prunes a result" if field.startswith("prunes") else "compacts"
+        if then == ABSENT:
+            what = f"today's code {verb} {where}, and the recording does not"
+        elif now == ABSENT or (isinstance(now, dict) and "code" in now):
+            what = f"the recording {verb} {where}, and today's code does not"
+        else:
+            what = f"what shortens the conversation {where} differs at {field}"
+        seq = recorded.seq or (0 if turn is None else turn.end)
+        time = recorded.time or (0 if turn is None else turn.time)
+        return self._of_shortening("compaction", found, seq, time, what, turn, step, "")
+
+    def _of_shortening(
+        self,
+        kind: DivergenceKind,
+        found: Found,
+        seq: int,
+        time: int,
+        what: str,
+        turn: RecordedTurn | None,
+        step: RecordedStep | None,
+        named: str,
+    ) -> Divergence:
+        return Divergence(
+            kind=kind,
+            session_id=self._stream.session_id,
+            agent_id=self._stream.agent_id,
+            request=self.requests,
+            turn=0 if turn is None else turn.number,
+            step=None if step is None else step.number,
+            seq=seq,
+            time=time,
+            field=found[0],
+            what=named,
+            recorded=found[1],
+            replayed=found[2],
+            message=f"{self._stream}: {what}" + (f": {named}" if named else ""),
+        )
 
     def different(
         self,
@@ -189,3 +271,9 @@ class Judge:
             replayed=replayed,
             message=f"{self._stream}: {what}",
         )
+
+
+def _where(turn: RecordedTurn | None, step: RecordedStep | None) -> str:
+    if turn is None:
+        return "behind the last turn"
+    return f"before turn {turn.number}" if step is None else f"in turn {turn.number}, step {step.number}"

@@ -31,12 +31,17 @@ def model_of_turn(name: str | None, header: Mapping[str, Any], tables: Mapping[s
         header: The recorded request header.
         tables: The ``[models.X]`` tables of today.
     """
+    said: Any = header.get("context")
+    context: dict[str, Any] = {}
+    if said is not None:  # as it was when it was recorded, whatever is said today
+        asked = ModelSettings.model_validate({"provider": "recorded", **said})
+        context = {"max_context_tokens": asked.max_context_tokens, "compaction": asked.compaction}
     recorded = str(header.get("model") or name or "recorded")
     table = tables.get(name or "")
     if table is None or table.provider == "chaos":
-        settings = ModelSettings.model_validate(_PATIENT)
+        settings = ModelSettings().model_copy(update=_PATIENT | context)
         model = ResolvedModel(name=name or recorded, provider="recorded", model=recorded, settings=settings)
         return ChosenModel(model, {key: header[key] for key in _OF_A_TABLE if key in header})
-    settings = table.model_copy(update=_PATIENT)
+    settings = table.model_copy(update=_PATIENT | context)
     wire = table.model or name or recorded
     return ChosenModel(ResolvedModel(name=name or wire, provider="recorded", model=wire, settings=settings), {})

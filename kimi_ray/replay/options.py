@@ -16,7 +16,7 @@ from kimi_ray.tools import Tool, as_tool, parse_workdir
 
 ToolMode = Literal["recorded", "real"]
 
-_WHOLE: Final = ("model", "system", "stream", "reasoning_history")
+_WHOLE: Final = ("model", "system", "stream", "reasoning_history", "compaction")
 _MAY_DIFFER: Final = re.compile(
     rf"(?:{'|'.join(_WHOLE)}"
     rf"|sampling(?:\.(?:{'|'.join(Sampling.model_fields)})(?:\[\d+\])?)?"

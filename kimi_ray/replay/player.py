@@ -31,13 +31,13 @@ from kimi_ray.llm.chat import ChatRequest, Chunk, ToolSpec
 from kimi_ray.llm.header import describe_request
 from kimi_ray.replay.answers import answer_of
 from kimi_ray.replay.difference import Found
-from kimi_ray.replay.injection import put_entry
 from kimi_ray.replay.judge import Judge
 from kimi_ray.replay.malformed import MALFORMED
 from kimi_ray.replay.models import model_of_turn
 from kimi_ray.replay.options import ReplayOptions
-from kimi_ray.replay.recording import Attempt, RecordedStep, RecordedTurn, Recording, code_of
+from kimi_ray.replay.recording import Attempt, Outside, RecordedStep, RecordedTurn, Recording, Shortening, code_of
 from kimi_ray.replay.report import AgentReplay, Divergence
+from kimi_ray.replay.shortening import IGNORED, Cues, ShorteningPlayer
 from kimi_ray.replay.sources import Blobs
 from kimi_ray.replay.stage import Parts, Stage
 from kimi_ray.replay.tools import NEVER_RUN, NOT_STARTED, AbsentTool, tools_of_today
@@ -74,6 +74,10 @@ class AgentPlayer:
         self._stage = stage
         self._judge = Judge(stream, recording, blobs, options.ignore)
         self._imported = self._judge.imported
+        self._shortening = ShorteningPlayer(
+            self._judge, blobs, stage.models, Cues(self._leave, self._stop_at), ignored=IGNORED in options.ignore
+        )
+        self._model: str | None = None
         self._divergence: Divergence | None = None
         self._turns = self._calls = self._ran = 0
         self._script: list[tuple[int, RecordedStep, Attempt]] = []
@@ -97,7 +101,7 @@ class AgentPlayer:
         """
         recording = self._recording
         spec = self._spec = self._bound(recording.bind or {})
-        parts = Parts(self, self._tools_of, self._blobs.read)
+        parts = Parts(self, self._tools_of, self._blobs.read, self._shortening.summarizer)
         scope = await self._stage.enter(spec, recording.header, recording.seed, parts)
         try:
             self._journal = await scope.get(Journal)
@@ -105,6 +109,7 @@ class AgentPlayer:
             self._final = await scope.get(FinalAnswer)
             self._tools: list[Tool] = await scope.get(list[Tool])
             (await scope.get(LimitMeter)).limits = Limits()
+            await self._shortening.begin(scope)
             slots = await scope.get(AgentSlots)
             slots.step.register("replay", self._before_request)
             slots.request_failed.register("replay", self._after_failure)
@@ -118,6 +123,7 @@ class AgentPlayer:
                 await self._play_turn(turn)
             if recording.stray:
                 raise _answers_of_nothing(recording)
+            await self._play_tail()
         except _Diverged:
             pass
         except KimiRayError as error:
@@ -133,6 +139,9 @@ class AgentPlayer:
             turns=self._turns,
             requests=self._judge.requests,
             recorded_requests=recording.requests,
+            summary_requests=self._shortening.requests,
+            shortenings=self._shortening.places,
+            shortenings_taken=self._shortening.taken,
             tool_calls=self._calls,
             tools_run=self._ran,
             tools_absent=tuple(sorted(self._absent)),
@@ -161,8 +170,7 @@ class AgentPlayer:
         self._turns += 1
         self._turn, self._script, self._next = turn, list(turn.attempts), 0
         journal = self._journal
-        for entry in turn.before:
-            put_entry(journal, entry)
+        await self._put_all(turn.before, turn)
         for submitted in turn.submitted:
             journal.append("prompt/submitted", thaw(submitted))
         for prompt_id in turn.completed:
@@ -170,10 +178,41 @@ class AgentPlayer:
                 journal.append("prompt/completed", {"prompt_id": prompt_id, "state": "completed"})
         if turn.steps:
             await self._run(turn)
-        for entry in turn.behind:
-            put_entry(journal, entry)
+        await self._put_all(turn.behind, turn)
         await self._check_end(turn)
         self._judge.advance(turn.end)
+
+    async def _play_tail(self) -> None:
+        """What came behind the last turn."""
+        recording = self._recording
+        await self._put_all(recording.tail, None)
+        if recording.tail and recording.turns:
+            turn = recording.turns[-1]
+            self._judge.advance(recording.next_seq)
+            found = await self._judge.compare_messages(await self._journal.wire_messages(), self._journal)
+            if found is not None:
+                self._leave(self._judge.different("messages", found, turn, None, None))
+                raise _Diverged
+
+    async def _put_all(self, items: Sequence[Outside], turn: RecordedTurn | None) -> None:
+        for item in items:
+            if isinstance(item, Shortening) and item.compactions:
+                self._use_for(item, turn)
+            await self._shortening.put(item, turn)
+            if self._divergence is not None:
+                raise _Diverged
+
+    def _use_for(self, item: Shortening, turn: RecordedTurn | None) -> None:
+        """The model of a compaction between turns: its settings are in the header of a turn with the same one."""
+        compaction = item.compactions[0]
+        header = compaction.header
+        if compaction.model != self._model:
+            header = turn.header if turn is not None and turn.model == compaction.model else None
+        said = thaw(header or {})
+        if compaction.requests:
+            said["model"] = compaction.requests[0].event.data["model"]
+            self.name = str(compaction.requests[0].event.data["provider"])
+        self._shortening.use(compaction.model, said, self)
 
     async def _run(self, turn: RecordedTurn) -> None:
         self._header = await self._blobs.header(turn.header or {})
@@ -181,6 +220,8 @@ class AgentPlayer:
         signal = self._signal = TurnSignal()
         prompts = [self._journal.fold.prompts.get(one) or PromptRecord(one, None) for one in turn.prompts]
         chosen = model_of_turn(turn.model, self._header, self._stage.models)
+        self._model = turn.model
+        self._shortening.use(turn.model, self._header, self)
         # Whose turn it is: also of one that goes on with the work of a prompt that a crash cut short.
         active = prompts
         if turn.continuation == "recovery":
@@ -209,18 +250,17 @@ class AgentPlayer:
 
     async def _before_request(self, starting: StepStarting) -> None:
         turn = self._turn
-        if turn is not None and starting.step < len(turn.steps):
-            for entry in turn.steps[starting.step].inside:
-                put_entry(self._journal, entry)
+        if turn is not None:
+            step = turn.steps[starting.step] if starting.step < len(turn.steps) else None
+            await self._shortening.before_request(starting, turn, step)
 
     async def _after_failure(self, failed: RequestFailed) -> None:
         """A request that was made anew, because what it had was mended, is made anew here."""
-        place, _, attempt = self._script[self._next - 1]
-        again = self._next < len(self._script) and self._script[self._next][0] == place
-        if again and not attempt.retried:
-            for entry in attempt.behind:
-                put_entry(self._journal, entry)
-            failed.again()
+        turn = self._turn
+        assert turn is not None
+        place, step, attempt = self._script[self._next - 1]
+        again = self._next < len(self._script) and self._script[self._next][0] == place and not attempt.retried
+        await self._shortening.after_failure(failed, turn, step, attempt, again=again)
 
     def _follow(self, event: SessionEvent) -> None:
         """Stop the turn, or its step, where the recording was stopped behind an answer or its last result."""
@@ -242,13 +282,28 @@ class AgentPlayer:
         reason = (self._turn.reason if self._turn is not None else None) or {}
         self._signal.stop(str(reason.get("cause") or "replay") if reason.get("kind") == "cancelled" else "replay")
 
+    def _stop_at(self, step: RecordedStep | None) -> None:
+        """Something was cut off here: by what stopped the step, or the turn, if one of them was stopped."""
+        if step is not None and step.interrupted:
+            self._signal.stop_step()
+        elif step is not None and self._turn is not None and self._turn.is_stopped:
+            self._stop()
+
     # -- the model --------------------------------------------------------------------------------------------------
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[Chunk]:
         """See ``ChatProvider``: compares the request with the recorded one, then answers as recorded."""
+        if request.purpose == "compaction":
+            async for chunk in self._shortening.stream(request):
+                yield chunk
+            return
         turn = self._turn
         assert turn is not None
         judge = self._judge
+        asking = turn.steps[request.step] if request.step < len(turn.steps) else None
+        if asking is not None and asking.interrupted and not asking.attempts:  # it was stopped before it asked
+            self._signal.stop_step()
+            await _for_ever()
         if self._next == len(self._script):
             if turn.is_stopped or not self._script:
                 self._stop()
@@ -335,6 +390,9 @@ class AgentPlayer:
         """Put the recorded output in the place of one that a tool did not make now."""
         if done.call_id in self._really or done.name == self._final.name:
             return
+        step = self._script[self._next - 1][1] if self._next else None
+        if step is not None and step.todos and done.executed:
+            self._journal.append("todo/write", thaw(step.todos.pop(0)))
         result = self._result_of(done.call_id)
         if result is None:
             self._stop()  # the recording ends before it

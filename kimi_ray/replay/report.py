@@ -9,10 +9,10 @@ from pydantic import Field
 
 from kimi_ray.settings import Settings
 
-DivergenceKind = Literal["request", "extra_request", "missing_request", "messages", "failed"]
+DivergenceKind = Literal["request", "extra_request", "missing_request", "compaction", "messages", "failed"]
 """``request``: a request is not the recorded one. ``extra_request``: one more than was recorded. ``missing_request``: a
-recorded one was not made. ``messages``: behind a turn's last request something is not what was recorded. ``failed``:
-the replay itself failed."""
+recorded one was not made. ``compaction``: the conversation is shortened otherwise, or elsewhere. ``messages``: behind a
+turn's last request something is not what was recorded. ``failed``: the replay itself failed."""
 
 
 class Divergence(Settings):
@@ -53,6 +53,13 @@ class AgentReplay(Settings):
     requests: int = 0
     """Requests that were made and are as they were recorded."""
     recorded_requests: int = 0
+    summary_requests: int = 0
+    """Requests for summaries that were made and are as they were recorded."""
+    shortenings: int = 0
+    """Places where the conversation was pruned or compacted again, as it was recorded."""
+    shortenings_taken: int = 0
+    """Such places that were taken from the recording: it does not say with which settings, or is another program's, or
+    they were ignored."""
     tool_calls: int = 0
     """Calls whose results were replayed."""
     tools_run: int = 0

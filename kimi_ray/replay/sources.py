@@ -11,7 +11,8 @@ from pydantic_core import from_json
 from kimi_ray.events import thaw
 from kimi_ray.log import Message
 from kimi_ray.replay.malformed import shape_of
-from kimi_ray.replay.recording import Recording, RecordingReader
+from kimi_ray.replay.recording import Recording
+from kimi_ray.replay.recording_reader import RecordingReader
 from kimi_ray.session.log_reader import LogReader, header_of, pages
 from kimi_ray.store.open import ReadStore
 from kimi_ray.store.seam import ListedLog, Page, Stream

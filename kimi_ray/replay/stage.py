@@ -16,7 +16,9 @@ from dishka import AsyncContainer, Provider, from_context, provide  # pyright: i
 
 from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.agent.journal import Journal
+from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.agent.specs import AgentSpec
+from kimi_ray.agent.summarizer import Summarizer
 from kimi_ray.config import RuntimeConfig, load_models
 from kimi_ray.errors import RuntimeFault
 from kimi_ray.events import LogHeader
@@ -43,11 +45,13 @@ class Parts:
         provider: Its model.
         tools: Makes its tools, in its scope.
         read_blob: Reads what the recording keeps by reference.
+        summarizer: Makes what writes its summaries.
     """
 
     provider: ChatProvider
     tools: Callable[[AsyncContainer], Awaitable[list[Tool]]]
     read_blob: ReadBlob
+    summarizer: Callable[[Journal, ModelInUse, AgentSpec], Summarizer]
 
 
 @dataclass(slots=True)
@@ -83,6 +87,11 @@ class ReplayServices(Provider):
     def provider(self, parts: Parts) -> ChatProvider:
         """The model."""
         return parts.provider
+
+    @provide(override=True)
+    def summarizer(self, parts: Parts, journal: Journal, in_use: ModelInUse, spec: AgentSpec) -> Summarizer:
+        """Writes the summaries."""
+        return parts.summarizer(journal, in_use, spec)
 
     @provide(override=True)
     async def tools(self, parts: Parts, container: AsyncContainer) -> list[Tool]:

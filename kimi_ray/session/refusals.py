@@ -6,13 +6,14 @@ from kimi_ray.errors import AgentError, SessionError
 from kimi_ray.store.seam import Stream
 
 
-def no_session(session_id: str) -> SessionError:
-    """``session.not_found``."""
+def no_session(session_id: str, *, home: str | None = None) -> SessionError:
+    """``session.not_found``; ``home`` is named where it may be another one than the caller thinks."""
+    where, whose = ("", "this home") if home is None else (f" in {home}", "a home")
     return SessionError(
-        f"there is no session {session_id}",
+        f"there is no session {session_id!r}{where}",
         code="session.not_found",
-        hint="kimi-ray sessions list shows those of this home",
-        details={"session_id": session_id},
+        hint=f"kimi-ray sessions list shows those of {whose}",
+        details={"session_id": session_id} | ({} if home is None else {"home": home}),
     )
 
 

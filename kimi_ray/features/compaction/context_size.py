@@ -29,6 +29,12 @@ class ContextSize:
             self._meter = TokenMeter(self._journal.log, header=fold.header, counted=fold.counted)
         return self._meter.measure()
 
+    def begin_anew(self) -> None:
+        """Know of the log what a new life of its agent knows, that has only read it."""
+        if self._meter is not None:
+            self._meter.end()
+            self._meter = None
+
     def estimated(self, tokens: int) -> int:
         """So many tokens of the server's as tokens of the estimate, in which spans and messages are measured."""
         return round(tokens / self.measure().scale)

@@ -152,8 +152,8 @@ def test_tables_have_their_columns_also_when_they_are_empty(tmp_path: Path) -> N
 
 def test_places_in_a_row_are_those_of_the_columns() -> None:
     names = [one.name for one in frames.columns("rows")]
-    places = (rollouts._ATTEMPTS, rollouts._TEXT, rollouts._TOTAL_TOKENS)
-    assert [names[at] for at in places] == ["attempts", "text", "total_tokens"]
+    places = (rollouts._ATTEMPTS, rollouts._TEXT, rollouts._TOTAL_TOKENS, rollouts._TOTAL_COST)
+    assert [names[at] for at in places] == ["attempts", "text", "total_tokens", "total_cost_usd"]
 
 
 @pytest.mark.parametrize("source", ["", "no such thing", "a\0b", 7, [None], "../x/y/z", "session_one/../x"])
@@ -167,7 +167,7 @@ async def test_names_that_are_unknown(tmp_path: Path) -> None:
     await store_logs(tmp_path / "home", [eventful()])
     for source, code in {
         "session_two": "session.not_found",
-        f"{S}/agent-7": "session.not_found",
+        f"{S}/agent-7": "agent.not_found",
         "session_two/agent-7": "session.not_found",
         "runs/nope": "run.not_found",
         "run_zzz": "request.unknown_id",
