@@ -20,9 +20,8 @@ from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec, PromptStatus
 from kimi_ray.ids import is_path_safe_id, new_message_id
 from kimi_ray.llm.models import ResolvedModel
-from kimi_ray.log import epoch_ms
 from kimi_ray.log_following import follow_log
-from kimi_ray.session import Activity, last_prompt, turn_reason
+from kimi_ray.session import turn_reason
 from kimi_ray.session.time_travel import point_of
 from kimi_ray.session_lifecycle import Lifecycle
 from kimi_ray.session_link import Notes, SessionLink
@@ -313,8 +312,7 @@ class Agent:
             self.route, "undo", self.stream, count, new_message_id(), group="store", timeout_s=_FLUSH_S
         )
         if self.id == MAIN:
-            text = "" if result.last_prompt is None else last_prompt(result.last_prompt)
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
+            self.services.notes.add(self._link, prompt=result.last_prompt or "")
         return result
 
     async def set_permission_mode(self, mode: PermissionModeName) -> None:
@@ -388,8 +386,7 @@ class Agent:
     def ended(self, outcome: Outcome) -> None:
         """A prompt of this agent has ended: the session's document hears of it."""
         if self.id == MAIN and outcome.seq >= 0:
-            reason = turn_reason(outcome.result.stop)
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), None, reason))
+            self.services.notes.add(self._link, reason=turn_reason(outcome.result.stop))
 
     def _give(self, prompts: list[PromptSpec], shape: Callable[[list[PromptHandle]], T]) -> Pending[T]:
         entries: list[Entry] | None = None
@@ -399,7 +396,8 @@ class Agent:
         async def begin() -> T:
             # Made outside of the loop (for `run_sync`): it takes effect when it is run.
             sent = entries if entries is not None else self._send(prompts)
-            await asyncio.gather(*(asyncio.shield(entry.accepted) for entry in sent))
+            for entry in sent:
+                await asyncio.shield(entry.accepted)
             return shape([PromptHandle(self, entry.prompt.prompt_id, entry.accepted) for entry in sent])
 
         return Pending(begin)
@@ -415,8 +413,7 @@ class Agent:
     def _accepted(self, prompt: PromptSpec, done: asyncio.Future[None]) -> None:
         """The session's document hears of a prompt of main's; of one that was refused it does not."""
         if not done.cancelled() and done.exception() is None:
-            text = last_prompt(prompt.content or prompt.text)
-            self.services.notes.add(self._link, Activity(self._link.id, epoch_ms(), text))
+            self.services.notes.add(self._link, prompt=prompt.content or prompt.text)
 
     async def _resolve(self, suspect: str | None) -> str:
         model: ResolvedModel | None = None

@@ -12,7 +12,9 @@ from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.ports import Group, is_lost
 from kimi_ray.hosts.specs import SessionInfo, SessionSpec
 from kimi_ray.ids import new_ulid
-from kimi_ray.session import Activity
+from kimi_ray.session import Activity, last_prompt
+from kimi_ray.session.document_value import TurnReasonKind
+from kimi_ray.wall_clock import epoch_ms
 
 OPEN_S = 90.0
 _TRIES = 6
@@ -22,6 +24,9 @@ _IDENTITY = ("session_id", "created_at", "cwd", "profile", "writer")
 """What of the header of main's log tells one creation from another."""
 
 _T = TypeVar("_T")
+
+PromptContent = str | tuple[dict[str, Any], ...]
+"""What a prompt holds: text, or content blocks."""
 
 
 async def ask_host_of(courier: Courier, session_id: str, ask: Callable[[str, int], Awaitable[_T]]) -> _T:
@@ -190,6 +195,25 @@ async def _is_made(courier: Courier, spec: SessionSpec) -> bool:
     return all(stored.get(key) == asked.get(key) for key in _IDENTITY)
 
 
+class _Note:
+    """What the main agent of a session did since its document last heard of it."""
+
+    __slots__ = ("at", "first", "last", "link", "reason")
+
+    def __init__(self, link: SessionLink) -> None:
+        self.link = link
+        self.at = 0
+        self.first: PromptContent | None = None
+        self.last: PromptContent | None = None
+        self.reason: TurnReasonKind | None = None
+
+    def activity(self) -> Activity:
+        # Of many prompts only these two are read: to take what is secret out of a text costs more than to run it.
+        first = None if not self.first or self.first is self.last else last_prompt(self.first)
+        last = None if self.last is None else last_prompt(self.last)
+        return Activity(self.link.id, self.at, last, self.reason, first)
+
+
 class Notes:
     """What main agents did, on its way to their documents: at most a call a second to each session host."""
 
@@ -197,20 +221,27 @@ class Notes:
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
-        self._pending: dict[str, tuple[SessionLink, Activity]] = {}
+        self._pending: dict[str, _Note] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    def add(self, link: SessionLink, activity: Activity) -> None:
-        """The newest of a session; what it does not say is kept from the one before."""
-        before = self._pending.get(link.id)
-        if before is not None:
-            activity = replace(
-                activity,
-                first_prompt=before[1].first_prompt or before[1].last_prompt or activity.first_prompt,
-                last_prompt=activity.last_prompt if activity.last_prompt is not None else before[1].last_prompt,
-                last_turn_reason=activity.last_turn_reason or before[1].last_turn_reason,
-            )
-        self._pending[link.id] = (link, activity)
+    def add(
+        self, link: SessionLink, *, prompt: PromptContent | None = None, reason: TurnReasonKind | None = None
+    ) -> None:
+        """The newest of a session; what it does not say is kept from the one before.
+
+        Args:
+            link: Whose.
+            prompt: What it was given; an empty text where an undo took back the only prompt.
+            reason: How a turn ended.
+        """
+        note = self._pending.get(link.id)
+        if note is None:
+            note = self._pending[link.id] = _Note(link)
+        note.at = epoch_ms()
+        if prompt is not None:
+            note.first = note.first or prompt
+            note.last = prompt
+        note.reason = reason or note.reason
         if self._pump is None or self._pump.done():
             self._pump = self._courier.spawn(self._send_soon())
 
@@ -218,8 +249,8 @@ class Notes:
         """Hand over what there is. A session whose host is lost is left out: its log has it all."""
         pending, self._pending = self._pending, {}
         by_host: dict[str, list[Activity]] = {}
-        for link, activity in pending.values():
-            by_host.setdefault(link.host, []).append(activity)
+        for note in pending.values():
+            by_host.setdefault(note.link.host, []).append(note.activity())
 
         async def send(host: str, activities: list[Activity]) -> None:
             try:
