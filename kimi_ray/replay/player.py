@@ -137,6 +137,8 @@ class AgentPlayer:
             session_id=self._stream.session_id,
             agent_id=self._stream.agent_id,
             turns=self._turns,
+            ends=recording.ends,
+            ends_where=recording.ends_where,
             requests=self._judge.requests,
             recorded_requests=recording.requests,
             summary_requests=self._shortening.requests,
@@ -371,7 +373,9 @@ class AgentPlayer:
                 if block["type"] == "tool-call" and self._imported
             ]
         own = () if self._imported else cast("Sequence[Tool]", self._options.own_tools)
-        return await tools_of_today(names, recorded, self._stage.features, container, own, self._run_tool)
+        servers = self._options.tools == "real" and not self._imported
+        features = self._stage.features
+        return await tools_of_today(names, recorded, features, container, own, self._run_tool, ask_servers=servers)
 
     async def _run_tool(self, tool: Tool, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
         result = self._result_of(context.call_id)
