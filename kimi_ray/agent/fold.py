@@ -15,6 +15,7 @@ from typing import Any
 from kimi_ray.agent.context_commands import ContextCommands
 from kimi_ray.agent.ended_prompts import EndedPrompts
 from kimi_ray.agent.id_table import IdTable
+from kimi_ray.agent.learned_window import LearnedWindows
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
@@ -154,6 +155,8 @@ class AgentFold:
     """The compactions and undos that somebody asked for by name."""
     counted: Counted = field(default_factory=Counted)
     """The last answer of which a server counted the tokens."""
+    windows: LearnedWindows = field(default_factory=LearnedWindows)
+    """The windows of models whose servers refused requests as too long."""
     permission_mode: PermissionModeName | None = None
     """The mode that was set last; None: none was, the configured one counts."""
     approved_calls: set[str] = field(default_factory=set[str])
@@ -347,7 +350,8 @@ class AgentFold:
         for block in message["content"]:
             if block["type"] == "tool-call":
                 self.call_ids.put(block["id"])
-        self.counted.message(event)
+        if self.counted.message(event):
+            self.windows.answered(self._wire_model, self.counted.tokens)
         if event.replaced is None:
             self.last_message_seq = event.seq
             text = message_text(message)
@@ -375,6 +379,8 @@ class AgentFold:
         queued_ms, limiter_ms = _whole(data["timing"], "queued_ms", "limiter_ms")
         self._use(data.get("usage"))
         self.counted.response(data)
+        if "error" in data:
+            self.windows.failed(self._wire_model, data["error"])
         s.queued_ms += queued_ms
         s.limiter_ms += limiter_ms
         if "served_model" in data:
@@ -391,6 +397,11 @@ class AgentFold:
         if event.data["header"] != self.header:
             self.counted.forget()
         self.header = event.data["header"]
+
+    @property
+    def _wire_model(self) -> str:
+        """The name on the wire in the last request."""
+        return str((self.header or {}).get("model", ""))
 
     def _bind(self, event: SessionEvent) -> None:
         self.bind = event.data
@@ -429,6 +440,8 @@ class AgentFold:
 
     def _compaction_start(self, event: SessionEvent) -> None:
         self.asked.started(event)
+        if event.data.get("trigger") == "overflow":
+            self.windows.mended(self._wire_model, event.data.get("tokens"))
 
     def _compaction_summary(self, event: SessionEvent) -> None:
         self.asked.summed(event)

@@ -15,6 +15,7 @@ from kimi_ray.features.compaction import (
     CompactionResult,
     Compactor,
     ContextSize,
+    ContextWindow,
     Pruner,
     WindowGuard,
 )
@@ -85,8 +86,13 @@ class ContextBench(AgentBench):
         super().__init__(asked, model=model or small(), system="Be brief.", **options)
         self.size = ContextSize(self.journal)
         self.summarizer = summarizer or ModelSummarizer(self.journal, self.in_use, STREAM, "seed")
-        self.compactor = Compactor(self.journal, self.size, self.summarizer, self.in_use, self.slots, self.notices)
-        self.engine = CompactionEngine(self.journal, self.size, Pruner(self.journal), self.compactor, self.in_use)
+        window = ContextWindow(self.journal, self.in_use)
+        self.compactor = Compactor(
+            self.journal, self.size, self.summarizer, self.in_use, self.slots, self.notices, window
+        )
+        self.engine = CompactionEngine(
+            self.journal, self.size, Pruner(self.journal), self.compactor, self.in_use, window
+        )
         self.guard = WindowGuard(self.engine, self.journal, self.in_use, self.slots)
 
     async def say(self, *texts: str, **options: Any) -> None:
