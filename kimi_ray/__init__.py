@@ -52,9 +52,11 @@ if TYPE_CHECKING:
     from kimi_ray.handles import Agent, Pending, PromptHandle
     from kimi_ray.hosts.swarm_words import SwarmProgress
     from kimi_ray.llm import ResolvedModel
+    from kimi_ray.log import Projection
     from kimi_ray.runs import ResultRow, SwarmReport
     from kimi_ray.runtime import Runtime
     from kimi_ray.scopes import Feature, HookSlot, LifecycleScope
+    from kimi_ray.session.projected import AgentProjections
     from kimi_ray.session_handle import AgentEvent, Session
     from kimi_ray.session_lifecycle import ArchiveResult
     from kimi_ray.settings import Item, Limits, Profile, Sampling, Usage, Workdir
@@ -73,6 +75,7 @@ _HOMES = {
     "AgentError": "errors",
     "AgentEvent": "session_handle",
     "AgentLeaving": "agent.slots",
+    "AgentProjections": "session.projected",
     "AgentSlots": "agent.slots",
     "Approval": "features.permissions",
     "ArchiveResult": "session_lifecycle",
@@ -92,6 +95,7 @@ _HOMES = {
     "LogError": "errors",
     "Pending": "handles",
     "Profile": "settings",
+    "Projection": "log",
     "PromptGate": "agent.slots",
     "PromptHandle": "handles",
     "PromptQueued": "agent.slots",
@@ -152,6 +156,7 @@ __all__ = [
     "AgentError",
     "AgentEvent",
     "AgentLeaving",
+    "AgentProjections",
     "AgentSlots",
     "Approval",
     "ArchiveResult",
@@ -171,6 +176,7 @@ __all__ = [
     "LogError",
     "Pending",
     "Profile",
+    "Projection",
     "PromptGate",
     "PromptHandle",
     "PromptQueued",

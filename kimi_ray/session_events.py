@@ -10,7 +10,7 @@ from kimi_ray.errors import ConfigError, KimiRayError, StoreError
 from kimi_ray.events import Catalog, SessionEvent
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.ids import agent_number
-from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log
+from kimi_ray.log_following import COLD_PAUSE_S, SessionPlace, follow_log, patiently
 from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.store.seam import Stream
 
@@ -129,7 +129,7 @@ class _Following:
                 except TimeoutError:
                     pass
                 self._spawned.clear()
-                self.read(await _agents_of(self._courier, self._session_id))
+                self.read(await patiently(lambda: _agents_of(self._courier, self._session_id)))
                 await asyncio.sleep(_SPACING_S)
         except Exception as error:  # noqa: BLE001  raised where the events are read
             await self.queue.put(error)

@@ -6,6 +6,7 @@ A service of the Agent scope. Who brings the tools that list, read and stop task
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -37,8 +38,9 @@ class BackgroundTasks(Protocol):
         """Whether the agent can follow tasks: whether it has the tools TaskList, TaskOutput and TaskStop."""
         ...
 
-    def check_room(self) -> None:
-        """Refuse now what ``start`` would refuse.
+    def room(self) -> AbstractContextManager[None]:
+        """Keep the place of one task while its ``start`` is prepared; let go of it right before ``start``, with no
+        wait between.
 
         Raises:
             AgentError: ``task.limit_exceeded``, ``agent.closed``.

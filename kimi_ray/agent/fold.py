@@ -6,11 +6,16 @@ the same. The log of a fork begins with its source's: at ``log/end-seed`` only w
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kimi_ray.agent.context_commands import ContextCommands
+from kimi_ray.agent.ended_prompts import EndedPrompts
+from kimi_ray.agent.id_table import IdTable
+from kimi_ray.agent.learned_window import LearnedWindows
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.task_fold import TaskRecord, follow_task
 from kimi_ray.events import CORE, SessionEvent, encode, read_stored, type_key
@@ -20,6 +25,9 @@ from kimi_ray.settings import PermissionModeName, PromptState, Usage
 
 FINAL_STATES = frozenset({"completed", "failed", "cancelled", "blocked"})
 
+
+KEPT = 64
+"""Of a living agent so many newest turns, and prompts that have ended, are in memory; the log has the others."""
 
 _EXACT = 1 << 53
 """A float up to here that has no fraction is the number that was meant."""
@@ -80,7 +88,9 @@ class TurnRecord:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
+    """What an agent used so far; times in milliseconds."""
+
     turns: int = 0
     steps: int = 0
     tool_calls: int = 0
@@ -116,6 +126,11 @@ class AgentFold:
     """The running state of one agent, from its log alone."""
 
     prompts: dict[str, PromptRecord] = field(default_factory=dict[str, PromptRecord])
+    """Those that are open, and the newest ``keep_prompts`` that have ended, in the order they were accepted."""
+    ended: EndedPrompts = field(default_factory=EndedPrompts)
+    """What is left of those that ended before."""
+    held: set[str] = field(default_factory=set[str])
+    """Prompts whose ends are not told yet: they stay among ``prompts``, and what ended behind them with them."""
     turns: dict[int, TurnRecord] = field(default_factory=dict[int, TurnRecord])
     header: dict[str, Any] | None = None
     bind: dict[str, Any] | None = None
@@ -123,23 +138,25 @@ class AgentFold:
     served_model: str | None = None
     fingerprint: str | None = None
     last_message_seq: int | None = None
-    call_ids: set[str] = field(default_factory=set[str])
+    call_ids: IdTable = field(default_factory=IdTable)
     """Of all tool calls that the model ever asked for: no two in a log are the same."""
-    sums: _Sums = field(default_factory=_Sums)
+    sums: Sums = field(default_factory=Sums)
     revivals: int = 0
     """How often the agent was brought back to open work since it last finished a turn by itself."""
     tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
     """Background tasks, in the order they started."""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """The scores of this log, each as it was recorded last."""
-    kept_results: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Long tool results that the model was shown the preview of: the blob of each, by call id."""
+    kept_results: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Long tool results that the model was shown the preview of: the blob of each as JSON, by call id."""
     todos: list[dict[str, Any]] | None = None
     """The todo list as it was last written; None until it is. An undo gives back the one before what it took."""
     asked: ContextCommands = field(default_factory=ContextCommands)
     """The compactions and undos that somebody asked for by name."""
     counted: Counted = field(default_factory=Counted)
     """The last answer of which a server counted the tokens."""
+    windows: LearnedWindows = field(default_factory=LearnedWindows)
+    """The windows of models whose servers refused requests as too long."""
     permission_mode: PermissionModeName | None = None
     """The mode that was set last; None: none was, the configured one counts."""
     approved_calls: set[str] = field(default_factory=set[str])
@@ -153,12 +170,16 @@ class AgentFold:
     seed_bind: dict[str, Any] | None = None
     """How the agent is bound behind a seed: what the log's header says, none of the source's."""
     _todo_writes: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list[tuple[int, list[dict[str, Any]]]])
-    _turn_base: _Sums = field(default_factory=_Sums)
+    _turn_base: Sums = field(default_factory=Sums)
     _turn_text: str = ""
     _turn_message_seq: int | None = None
     _turn_started: int = 0
     _turn_estimated: bool = False
+    _ended_ids: deque[str] = field(default_factory=deque[str])
     keep_turns: int = 1024
+    """How many finished turns are kept whole."""
+    keep_prompts: int = sys.maxsize
+    """How many prompts that have ended are kept whole."""
 
     def apply(self, event: SessionEvent) -> None:
         """Follow one event."""
@@ -187,6 +208,7 @@ class AgentFold:
         )
 
     def _submitted(self, event: SessionEvent) -> None:
+        self._let_go()
         data = event.data
         record = self.prompts[data["prompt_id"]] = PromptRecord(
             data["prompt_id"],
@@ -235,13 +257,24 @@ class AgentFold:
             if record.content is not None:
                 record.content_hash = content_hash(record.content)
             record.content = record.output_schema = None
+            self._ended_ids.append(record.prompt_id)
             if record.is_rollout:
                 # What the function did between its turns is its time too.
                 self.sums.wall_ms = max(self.sums.wall_ms, event.time - record.submitted_at)
 
+    def _let_go(self) -> None:
+        # Where prompts come and turns begin, never where they end: whoever ends one still tells of it.
+        ids = self._ended_ids
+        while len(ids) > self.keep_prompts and ids[0] not in self.held:
+            record = self.prompts.get(ids.popleft())
+            if record is not None and record.state in FINAL_STATES:
+                self.ended.put(record.prompt_id, record.state, record.turn, record.content_hash)
+                del self.prompts[record.prompt_id]
+
     def _turn_start(self, event: SessionEvent) -> None:
+        self._let_go()
         s = self.sums
-        self._turn_base = _Sums(
+        self._turn_base = Sums(
             steps=s.steps,
             tool_calls=s.tool_calls,
             input=s.input,
@@ -316,8 +349,9 @@ class AgentFold:
         message = event.data["message"]
         for block in message["content"]:
             if block["type"] == "tool-call":
-                self.call_ids.add(block["id"])
-        self.counted.message(event)
+                self.call_ids.put(block["id"])
+        if self.counted.message(event):
+            self.windows.answered(self._wire_model, self.counted.tokens)
         if event.replaced is None:
             self.last_message_seq = event.seq
             text = message_text(message)
@@ -345,6 +379,8 @@ class AgentFold:
         queued_ms, limiter_ms = _whole(data["timing"], "queued_ms", "limiter_ms")
         self._use(data.get("usage"))
         self.counted.response(data)
+        if "error" in data:
+            self.windows.failed(self._wire_model, data["error"])
         s.queued_ms += queued_ms
         s.limiter_ms += limiter_ms
         if "served_model" in data:
@@ -361,6 +397,11 @@ class AgentFold:
         if event.data["header"] != self.header:
             self.counted.forget()
         self.header = event.data["header"]
+
+    @property
+    def _wire_model(self) -> str:
+        """The name on the wire in the last request."""
+        return str((self.header or {}).get("model", ""))
 
     def _bind(self, event: SessionEvent) -> None:
         self.bind = event.data
@@ -383,7 +424,7 @@ class AgentFold:
     def _result(self, event: SessionEvent) -> None:
         full = event.data.get("full")
         if full is not None:
-            self.kept_results[event.data["message"]["source"]["call_id"]] = full
+            self.kept_results[event.data["message"]["source"]["call_id"]] = encode(full)
 
     def _todo(self, event: SessionEvent) -> None:
         self.todos = event.data["todos"]
@@ -399,6 +440,8 @@ class AgentFold:
 
     def _compaction_start(self, event: SessionEvent) -> None:
         self.asked.started(event)
+        if event.data.get("trigger") == "overflow":
+            self.windows.mended(self._wire_model, event.data.get("tokens"))
 
     def _compaction_summary(self, event: SessionEvent) -> None:
         self.asked.summed(event)
@@ -435,9 +478,9 @@ class AgentFold:
     def _end_seed(self, _event: SessionEvent) -> None:
         """What came before is the source's: its open prompts are not run here, its use is not counted here."""
         self.prompts = {key: record for key, record in self.prompts.items() if record.state in FINAL_STATES}
-        self.sums = _Sums()
+        self.sums = Sums()
         self.scores = {}
-        self._turn_base = _Sums()
+        self._turn_base = Sums()
         self.revivals = 0
         self.asked = ContextCommands()
         self.last_lives = (None, None)
@@ -491,6 +534,11 @@ FOLLOWED = frozenset(_HANDLERS)
 
 _KNOWN = {type_key(entry.name): entry.name for entry in CORE}
 _PASSED = frozenset(key for key, name in _KNOWN.items() if name not in FOLLOWED)
+
+
+def living_fold(seed_bind: dict[str, Any] | None = None) -> AgentFold:
+    """A fold for an agent that lives, however long: what ended long ago is not kept whole."""
+    return AgentFold(seed_bind=seed_bind, keep_turns=KEPT, keep_prompts=KEPT)
 
 
 def _whole(data: dict[str, Any], *names: str) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
-from kimi_ray.agent.fold import AgentFold
+from kimi_ray.agent.fold import AgentFold, Sums
 from kimi_ray.agent.specs import AgentTotals
 from kimi_ray.agent.turn_signal import TurnSignal
 from kimi_ray.errors import AgentError
@@ -63,7 +63,11 @@ class LimitMeter:
     @property
     def cost_usd(self) -> float | None:
         """What the agent has cost so far, or None without a price."""
-        return None if self.price is None else cost_usd(self._fold.sums.usage(), self.price)
+        return self.cost_of(self._fold.sums)
+
+    def cost_of(self, sums: Sums) -> float | None:
+        """What an agent with these sums costs, or None without a price."""
+        return None if self.price is None else cost_usd(sums.usage(), self.price)
 
     def check_turn(self) -> None:
         """At a turn's start, the turn itself already counted.

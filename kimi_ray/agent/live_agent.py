@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kimi_ray.agent.ended_prompts import EndedPrompts
 from kimi_ray.agent.final_answer import FinalAnswer
-from kimi_ray.agent.fold import FINAL_STATES
+from kimi_ray.agent.fold import FINAL_STATES, AgentFold
 from kimi_ray.agent.inbox import Inbox
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
@@ -125,12 +126,15 @@ class LiveAgent(StandsStill):
         self._on_idle = on_idle
         self._in_use = in_use if in_use is not None else ModelInUse(spec.model, provider)
         self._continuations: list[_Continuation] = []
-        self._handled: dict[str, int | None] = {}
+        self._going_on: dict[str, None] = {}
+        """Continuations that have no end yet."""
         self._configs = TurnConfigs()
         self._signal: TurnSignal | None = None
         self._current: list[str] = []
         self._driver: asyncio.Task[None] | None = None
-        self._undurable: set[str] = set()
+        self._went_on = EndedPrompts()
+        """Continuations that have ended: no log names them."""
+        self._undurable = journal.fold.held = set[str]()
         self._untold: dict[str, Outcome] = {}
         self._settlers: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -181,8 +185,8 @@ class LiveAgent(StandsStill):
             raise AgentError(f"the agent {self.stream} is closed", code="agent.closed")
         for spec in specs:
             if spec.continuation:
-                if spec.prompt_id not in self._handled:
-                    self._handled[spec.prompt_id] = None
+                if spec.prompt_id not in self._going_on and self._went_on.get(spec.prompt_id) is None:
+                    self._going_on[spec.prompt_id] = None
                     now = self.journal.log.next_seq
                     self._continuations.append(_Continuation(spec.prompt_id, "user", now, Asked.by(spec)))
             else:
@@ -200,7 +204,7 @@ class LiveAgent(StandsStill):
         """Where a prompt or continuation stands; its end is not told before it is durable.
 
         Raises:
-            AgentError: ``prompt.not_found``; ``prompt.result_forgotten`` for a continuation of long ago.
+            AgentError: ``prompt.not_found``.
         """
         record = self.prompts.get(prompt_id)
         if record is not None and prompt_id not in self._untold:
@@ -208,6 +212,9 @@ class LiveAgent(StandsStill):
                 return PromptStatus(record.state, record.turn)
             ran = record.turn is not None or record.is_rollout
             return PromptStatus("running" if ran else "pending", record.turn)
+        ended = self.journal.fold.ended.get(prompt_id) or self._went_on.get(prompt_id)
+        if ended is not None and prompt_id not in self._undurable and prompt_id not in self._untold:
+            return PromptStatus(ended.state, ended.turn)
         outcome = self.outcome(prompt_id)
         if outcome is not None:
             return PromptStatus(outcome.result.state, outcome.result.turn)
@@ -219,7 +226,8 @@ class LiveAgent(StandsStill):
         """The end of a prompt or continuation, or None until it is durable.
 
         Raises:
-            AgentError: ``prompt.not_found``; ``prompt.result_forgotten`` for one of the turns of long ago.
+            AgentError: ``prompt.not_found``; ``prompt.result_forgotten`` {turn} for one of long ago, which the log
+                still tells of (``outcome_in``).
         """
         fold = self.journal.fold
         record = self.prompts.get(prompt_id)
@@ -228,28 +236,47 @@ class LiveAgent(StandsStill):
         if prompt_id in self._untold:
             return self._untold[prompt_id]
         if record is None:
-            if prompt_id not in self._handled:
-                raise AgentError(f"there is no prompt {prompt_id} at {self.stream}", code="prompt.not_found")
-            turn = self._handled[prompt_id]
-            if turn is None:
+            if prompt_id in self._going_on:
                 return None
-            found = fold.turns.get(turn)
-            if found is None:
-                raise self._forgotten(prompt_id, turn)
-            return self._outcome(prompt_id, state_of(found.reason), turn, error_of(found.reason))
+            went_on = self._went_on.get(prompt_id)
+            ended = went_on or fold.ended.get(prompt_id)
+            if ended is None:
+                raise AgentError(f"there is no prompt {prompt_id} at {self.stream}", code="prompt.not_found")
+            outcome = self.outcome_in(fold, prompt_id, ended.turn) if went_on is not None else None
+            if outcome is None:
+                raise self._forgotten(prompt_id, ended.turn, ended.state)
+            return outcome
         if record.state not in FINAL_STATES:
             return None
         if record.turn is not None and record.turn not in fold.turns:
             # An answer without the text would be a lie, and looked like an empty one.
-            raise self._forgotten(prompt_id, record.turn, state=record.state)
+            raise self._forgotten(prompt_id, record.turn, record.state)
         return self._outcome(prompt_id, record.state, record.turn, record.error)
 
-    def _forgotten(self, prompt_id: str, turn: int, **facts: str) -> AgentError:
+    def outcome_in(self, fold: AgentFold, prompt_id: str, turn: int | None) -> Outcome | None:
+        """The end of a prompt as an earlier day's fold of the same log tells it.
+
+        Args:
+            fold: The log up to the prompt's end, its turn among those that are kept.
+            prompt_id: A prompt, or a continuation, which no log names.
+            turn: Of a continuation: its turn.
+        """
+        record = fold.prompts.get(prompt_id)
+        if record is not None:
+            lost = record.turn is not None and record.turn not in fold.turns
+            return None if lost else self._outcome(prompt_id, record.state, record.turn, record.error, fold)
+        found = fold.turns.get(turn) if turn is not None else None
+        if found is None:
+            return None
+        return self._outcome(prompt_id, state_of(found.reason), turn, error_of(found.reason), fold)
+
+    def _forgotten(self, prompt_id: str, turn: int | None, state: PromptState) -> AgentError:
+        ran = "it never ran" if turn is None else f"it ran in turn {turn}"
         return AgentError(
-            f"the result of the prompt {prompt_id} is not in memory any more: it ran in turn {turn}",
+            f"the result of the prompt {prompt_id} is not in memory any more: {ran}",
             code="prompt.result_forgotten",
             hint="the agent's log has it: agent.events(), or kimi-ray sessions show",
-            details={"turn": turn, "kept": self.journal.fold.keep_turns, **facts},
+            details={"turn": turn, "kept": self.journal.fold.keep_turns, "state": state},
         )
 
     def cancel(self, prompt_id: str | None, cause: str, *, limit: KimiRayError | None = None) -> list[str]:
@@ -271,6 +298,7 @@ class LiveAgent(StandsStill):
                         self.prompts.finish(member, "cancelled")
                     else:
                         # A continuation is nothing in the log before it runs.
+                        self._goes_on_no_more(member, "cancelled", None)
                         end = self._untold[member] = self._outcome(member, "cancelled", None, None)
                         self._on_outcome(member, end)
         self._settle_soon([cancelled for cancelled in hit if self.prompts.is_final(cancelled)])
@@ -380,7 +408,7 @@ class LiveAgent(StandsStill):
         waiting = [
             record.prompt_id for record in self.journal.fold.prompts.values() if self.is_waiting(record.prompt_id)
         ]
-        waiting += [prompt_id for prompt_id, turn in self._handled.items() if turn is None]
+        waiting += self._going_on
         self._undurable.clear()
         for prompt_id in dict.fromkeys(waiting):
             lost = self._untold[prompt_id] = self._outcome(prompt_id, "failed", None, error.to_data())
@@ -417,10 +445,14 @@ class LiveAgent(StandsStill):
             else:
                 self.prompts.settle(turn, state_of(reason), error_of(reason))
                 for prompt_id in ids:
-                    if prompt_id in self._handled:
-                        self._handled[prompt_id] = turn
+                    if prompt_id in self._going_on:
+                        self._goes_on_no_more(prompt_id, state_of(reason), turn)
             await self._settle_durably(settled)
         self._on_idle()
+
+    def _goes_on_no_more(self, prompt_id: str, state: PromptState, turn: int | None) -> None:
+        self._going_on.pop(prompt_id, None)
+        self._went_on.put(prompt_id, state, turn, None)
 
     async def _may_start(self, work: TurnInput, signal: TurnSignal) -> bool:
         """Let those who listen hear of the agent first, and the prompt pass its gate. False: it has its final state."""
@@ -497,8 +529,16 @@ class LiveAgent(StandsStill):
         active = (self.prompts.get(prompt_id) for prompt_id in self.prompts.active)
         return self.final.begin([record for record in active if record is not None])
 
-    def _outcome(self, prompt_id: str, state: PromptState, turn: int | None, error: dict[str, Any] | None) -> Outcome:
-        fold = self.journal.fold
+    def _outcome(
+        self,
+        prompt_id: str,
+        state: PromptState,
+        turn: int | None,
+        error: dict[str, Any] | None,
+        fold: AgentFold | None = None,
+    ) -> Outcome:
+        now = self.journal.fold
+        fold = fold or now
         found = fold.turns.get(turn) if turn is not None else None
         result = PromptResult(
             prompt_id=prompt_id,
@@ -514,11 +554,11 @@ class LiveAgent(StandsStill):
         return Outcome(
             stream=self.stream,
             prompt_id=prompt_id,
-            result=told(result, fold),
+            result=told(result, fold, now.scores),
             # What is not on the disk yet may be written anew, and otherwise, by the next life of this agent.
             seq=self.journal.durable_seq,
             epoch=self.epoch,
-            totals=fold.totals(self.meter.cost_usd),
+            totals=fold.totals(self.meter.cost_of(fold.sums)),
             message_seq=found.message_seq if found is not None else None,
             served_model=fold.served_model,
             fingerprint=fold.fingerprint,

@@ -51,6 +51,11 @@ class Prompts:
         """The prompt as the log tells it."""
         return self._journal.fold.prompts.get(prompt_id)
 
+    def knows(self, prompt_id: str) -> bool:
+        """Whether a prompt of that id was ever accepted."""
+        fold = self._journal.fold
+        return prompt_id in fold.prompts or fold.ended.get(prompt_id) is not None
+
     def accept(self, spec: PromptSpec) -> bool:
         """Accept a prompt, in the log; False when this very prompt was accepted before (a call sent twice).
 
@@ -58,10 +63,11 @@ class Prompts:
             AgentError: ``prompt.id_conflict``, ``prompt.empty``.
         """
         content = self.content_of(spec)
-        known = self.get(spec.prompt_id)
+        fold = self._journal.fold
+        known = fold.prompts.get(spec.prompt_id) or fold.ended.get(spec.prompt_id)
         if known is not None:
-            dropped = known.content is None
-            if content_hash(content) != known.content_hash if dropped else content != known.content:
+            before = known.content if isinstance(known, PromptRecord) else None
+            if content_hash(content) != known.content_hash if before is None else content != before:
                 raise AgentError(
                     f"the prompt id {spec.prompt_id} is taken",
                     code="prompt.id_conflict",

@@ -127,7 +127,7 @@ class RolloutFunctionAgent(LiveAgent):
     def _begin(self, spec: PromptSpec) -> None:
         if self._closed:
             raise AgentError(f"the agent {self.stream} is closed", code="agent.closed")
-        if self.prompts.get(spec.prompt_id) is not None:
+        if self.prompts.knows(spec.prompt_id):
             return  # the call came twice
         content = [self.journal.block({"type": "text", "text": spec.text})] if spec.text else []
         self.journal.append(

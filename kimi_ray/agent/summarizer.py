@@ -35,6 +35,8 @@ KEPT_SHARES = (0.7, 0.5, 0.35)
 """What is still sent of the messages, once the request for the summary is itself too long."""
 _LEAST_SUMMARY = 256
 _SLACK = 64
+_WORDS, _WORDS_AGAIN, _LEAST_WORDS = 0.5, 0.2, 10
+"""The words that are asked for, of the tokens that there is room for: at first, and once it was cut off."""
 
 INSTRUCTION = """\
 Stop here: the conversation above is about to be replaced by a summary, and you write it. Whoever goes on, goes on
@@ -114,6 +116,7 @@ class ModelSummarizer(Summarizer):
 
         1. An attempt that fails for a reason that passes is made again, after a wait.
         2. A request that is too long is made again with less of the oldest messages.
+        3. A summary that was cut off is asked for once more, shorter.
 
         Raises:
             ProviderError: the last attempt's.
@@ -122,18 +125,15 @@ class ModelSummarizer(Summarizer):
         header = await self._journal.header()
         if header is None:
             raise _no_summary("no request was made yet: there is no system prompt to go on from")
-        said = INSTRUCTION if not task.instruction else f"{INSTRUCTION}\n\nThe user asks of it: {task.instruction}"
-        message: Message = {
-            "id": new_message_id(),
-            "role": "user",
-            "content": [{"type": "text", "text": said}],
-            "source": {"kind": "compaction_request", "compaction_id": task.compaction_id},
-        }
-        attempt, failures, shares, left_out = 0, 0, iter(KEPT_SHARES), 0
+        attempt, failures, shares, left_out, words = 0, 0, iter(KEPT_SHARES), 0, _WORDS
         while True:
             attempt += 1
             try:
-                return await self._ask(task, header, message, left_out, attempt)
+                return await self._ask(task, header, left_out, attempt, words)
+            except _CutOffError as error:
+                if words < _WORDS:
+                    raise _no_summary(str(error), error.hint) from None
+                words = _WORDS_AGAIN
             except ProviderError as error:
                 share = next(shares, None) if error.code == "context.overflow" else None
                 if share is not None:
@@ -146,12 +146,14 @@ class ModelSummarizer(Summarizer):
                 await asyncio.sleep(delay_ms / 1000)
 
     async def _ask(
-        self, task: SummaryTask, header: dict[str, Any], message: Message, left_out: int, attempt: int
+        self, task: SummaryTask, header: dict[str, Any], left_out: int, attempt: int, words: float
     ) -> Summary:
         model, provider = self._in_use.model, self._in_use.provider
+        room = _room(task, header, [*task.messages[left_out:], _instruction(task, task.max_tokens)])
+        message = _instruction(task, max(_LEAST_WORDS, round(room * words)))
         messages = [*task.messages[left_out:], message]
         sampling = Sampling.model_validate(header.get("sampling") or {}).model_copy(
-            update={"stop": None, "max_output_tokens": _room(task, header, messages), "tool_choice": None}
+            update={"stop": None, "max_output_tokens": room, "tool_choice": None}
         )
         request = ChatRequest(
             model=model.model,
@@ -189,7 +191,7 @@ class ModelSummarizer(Summarizer):
             raise
         self._respond(task, attempt, assembler, began, answer=answer)
         if answer.finish == "max-tokens":
-            raise _cut_off(sampling.max_output_tokens or 0, task.max_tokens)
+            raise _CutOffError(room, task.max_tokens)
         text = [block for block in answer.content if block["type"] == "text" and block["text"].strip()]
         if not text:
             raise _no_summary("the model wrote none")
@@ -240,11 +242,28 @@ def _left_out(messages: list[Message], share: float) -> int:
     return min(at, len(messages) - 1)
 
 
-def _cut_off(tokens: int, most: int) -> AgentError:
-    hint = "raise summary_tokens in [models.X.compaction]"
-    if tokens < most:
-        hint = "the window had room for no more: compact earlier, with a lower threshold_ratio in [models.X.compaction]"
-    return _no_summary(f"it was cut off at {tokens} tokens", hint)
+class _CutOffError(Exception):
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(f"it was cut off at {tokens} tokens, and so was a second one that was to be shorter")
+        self.hint = "raise summary_tokens in [models.X.compaction]"
+        if tokens < most:
+            self.hint = (
+                "the window had room for no more: compact earlier, with a lower threshold_ratio in"
+                " [models.X.compaction]"
+            )
+
+
+def _instruction(task: SummaryTask, words: int) -> Message:
+    """What is asked, behind the conversation."""
+    said = f"{INSTRUCTION}\n\nStay below {words} words in all."
+    if task.instruction:
+        said = f"{said}\n\nThe user asks of it: {task.instruction}"
+    return {
+        "id": new_message_id(),
+        "role": "user",
+        "content": [{"type": "text", "text": said}],
+        "source": {"kind": "compaction_request", "compaction_id": task.compaction_id},
+    }
 
 
 def _no_summary(why: str, hint: str = "the log has what was asked") -> AgentError:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kimi_ray.agent.fold import FINAL_STATES, AgentFold, PromptRecord
 from kimi_ray.agent.specs import PromptResult
 from kimi_ray.events import thaw
 
 
-def told(result: PromptResult, fold: AgentFold) -> PromptResult:
-    """The result as the log tells it by now.
+def told(result: PromptResult, fold: AgentFold, scores: Mapping[str, Any] | None = None) -> PromptResult:
+    """The result as the log tells it by now; ``scores``: those of now, when the fold is of an earlier day.
 
     A rollout function has no turn of its own: its result counts all turns of the log, and its text is what it
     returned, if that is text, else the last answer.
@@ -19,8 +22,9 @@ def told(result: PromptResult, fold: AgentFold) -> PromptResult:
     changes: dict[str, object] = {}
     if record.state == "completed" and record.output is not None:
         changes["output"] = thaw(record.output)
-    if fold.scores:
-        changes["scores"] = {name: thaw(value) for name, value in fold.scores.items()}
+    scores = fold.scores if scores is None else scores
+    if scores:
+        changes["scores"] = {name: thaw(value) for name, value in scores.items()}
     if record.is_rollout:
         last = next((turn.text for turn in reversed(fold.turns.values()) if turn.text), "")
         output = changes.get("output")

@@ -188,7 +188,7 @@ class ToolRuns:
         kept = self._journal.fold.kept_results.get(call_id)
         if kept is None:
             return None
-        [message] = await self._journal.resolve([{"content": [{"type": "text", **kept}]}])
+        [message] = await self._journal.resolve([{"content": [{"type": "text", **from_json(kept)}]}])
         return str(message["content"][0]["text"]).encode()
 
     def context(self, call_id: str, signal: TurnSignal) -> ToolContext:

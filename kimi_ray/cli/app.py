@@ -6,6 +6,7 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -69,6 +70,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         return found if found is not None else self._of_features().get(cmd_name)
+
+    def forget_features(self) -> None:
+        """Ask again which commands features bring: another command line may have other settings."""
+        self._brought = None
 
     def _of_features(self) -> dict[str, Any]:
         if self._brought is None:
@@ -158,7 +163,7 @@ def run_command(arguments: Sequence[str]) -> int:
 def _run_command(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
-        code: Any = get_command(app).main(args=list(arguments), prog_name="kimi-ray", standalone_mode=False)
+        code: Any = _commands().main(args=list(arguments), prog_name="kimi-ray", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else exits.DONE
     except KimiRayError as error:
@@ -179,6 +184,19 @@ def _run_command(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         print_error(as_error(error), as_json=as_json)
         return exits.FAILED
+
+
+def _commands() -> _Commands:
+    commands = _own_commands()
+    commands.forget_features()
+    return commands
+
+
+@cache
+def _own_commands() -> _Commands:
+    commands = get_command(app)  # reads the signature of every command: a quarter of the start of a process
+    assert isinstance(commands, _Commands)
+    return commands
 
 
 def _bad_usage(error: Any, *, as_json: bool) -> int:

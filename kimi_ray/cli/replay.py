@@ -69,10 +69,11 @@ def replay(
     """Run a recording again: the model's answers by position, everything else made by the code of today.
 
     The first request that is not the recorded one is named, with both values; the exit code is then 1. With --json:
-    {"ok", "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step", "attempt", "seq", "time",
-    "field", "what", "recorded", "replayed", "message"}, "requests", "ignored": {field: differences}, "agents":
-    [{"session_id", "agent_id", "turns", "requests", "recorded_requests", "tool_calls", "tools_run", "tools_absent",
-    "ignored", "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
+    {"ok", "unfinished": agents, "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step",
+    "attempt", "seq", "time", "field", "what", "recorded", "replayed", "message"}, "requests", "ignored": {field:
+    differences}, "agents": [{"session_id", "agent_id", "turns", "ends", "ends_where", "requests", "recorded_requests",
+    "summary_requests", "shortenings", "shortenings_taken", "tool_calls", "tools_run", "tools_absent", "ignored",
+    "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
     """
     from kimi_ray.cli.lookup import open_home, run_directory_of
     from kimi_ray.replay import ReplayOptions, ReplayReport
@@ -95,7 +96,13 @@ def replay(
         found = report.divergence
         agents = [one.model_dump(mode="json") for one in report.agents]
         said = None if found is None else found.model_dump(mode="json")
-        told = {"ok": report.ok, "divergence": said, "requests": report.requests, "ignored": report.ignored}
+        told = {
+            "ok": report.ok,
+            "unfinished": len(report.unfinished),
+            "divergence": said,
+            "requests": report.requests,
+            "ignored": report.ignored,
+        }
         print_json({**told, "agents": agents, "home": place})
     else:
         _tell(report)
@@ -255,6 +262,13 @@ def _tell(report: ReplayReport) -> None:
     for one in agents:
         if one.error is not None:
             say(f"{one.session_id}/{one.agent_id}: cannot be replayed: {safe(one.error['message'])}")
+    for one in report.unfinished[:_NAMED]:
+        tell(f"{one.session_id}/{one.agent_id}: the recording is not complete, {safe(one.ends_where)}")
+    taken = sum(one.shortenings_taken for one in agents)
+    if taken and not report.ignored.get("compaction"):
+        tell(
+            f"{counted(taken, 'compaction')} taken from the recording: with which settings they were made is not known"
+        )
     absent = sorted({name for one in agents for name in one.tools_absent})
     if absent:
         tell(f"not here, and so not run: {', '.join(absent)} (--tools module:function brings your own)")
@@ -278,6 +292,8 @@ def _tell(report: ReplayReport) -> None:
     else:
         same = sum(one.error is None for one in agents)
         but = f", but for {ignored}" if ignored else ""
+        open_ends = len(report.unfinished)
+        but += f" (as far as they go: {counted(open_ends, 'recording')} without an end)" if open_ends else ""
         say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}: as recorded{but}")
 
 

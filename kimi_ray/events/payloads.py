@@ -121,8 +121,8 @@ class AssistantMessage(Payload):
 
 
 class ToolCall(Payload):
-    """A call's turn came: its tool's body is about to run, or it is ``refused``, as its result says. ``arguments`` is the
-    model's raw text."""
+    """A call's turn came: its tool's body is about to run, or it is ``refused``, as its result says. ``arguments`` is
+    the model's raw text."""
 
     turn: int
     step: int

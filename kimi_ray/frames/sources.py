@@ -116,14 +116,18 @@ class Finder:
         self._found.runs.append(directory)
         named = dict.fromkeys(_streams_of(directory))
         self._found.in_rows.update(named)
-        if not logs or not named:
+        home = self._home_of(manifest)
+        if not logs or not (named or home):
             return
         try:
-            place = self._place(self._home_of(manifest))
+            place = self._place(home)
         except StoreError as error:
-            self._found.faults.append(_no_logs(directory, len(named), error))
+            if named:
+                self._found.faults.append(_no_logs(directory, len(named), error))
             return
-        found = [log for session in dict.fromkeys(one.session_id for one in named) for log in place.logs(session)]
+        sessions = dict.fromkeys(one.session_id for one in named)
+        # No rollout has ended yet: only headers tell which logs are the run's.
+        found = [log for session in sessions for log in place.logs(session)] if named else place.logs()
         wanted = _of_run(found, str(manifest.get("run_id")), named)
         self._take(place, wanted, place.name, by_name=False, run=prices_of_run(manifest))
         there = {log.stream for log in found}

@@ -25,9 +25,10 @@ from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.hosts.host_scopes import HostScopes
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.log_reading import LogReader
-from kimi_ray.hosts.outcomes import Outcomes, failed_outcome
+from kimi_ray.hosts.outcomes import Outcomes
 from kimi_ray.hosts.permission_calls import PermissionCalls
 from kimi_ray.hosts.ports import Cluster, Group
+from kimi_ray.hosts.prompt_ends import PromptEnds
 from kimi_ray.hosts.quiescence import LEASE_S, Quiescence
 from kimi_ray.hosts.specs import Ack, EventPage, RunRequest, Submit
 from kimi_ray.hosts.steady_calls import StoreCalls
@@ -99,6 +100,7 @@ class AgentHost:
         self._fingerprint = NEUTRAL
         self._leavers = Leavers(workspace_shared=config.workspace_shared)
         self._outcomes = Outcomes()
+        self._ends = PromptEnds(self._agents, self._outcomes, self._gone)
         self._admission = Admission()
         self._quiescence = Quiescence(self._agents.get)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -186,7 +188,7 @@ class AgentHost:
         Returns:
             None where the watch is not known like that any more: all its prompts are to be named, with 0 answers.
         """
-        return await self._outcomes.watches.ask(waits, self._end_of, timeout_s, watch, answers)
+        return await self._ends.wait(waits, timeout_s, self._store, watch, answers)
 
     async def cancel(
         self,
@@ -523,6 +525,8 @@ class AgentHost:
             except KimiRayError as error:
                 if not force and error.code != "store.fenced":
                     return Ack(stream, error.to_data())
+            finally:
+                self._reader.wake(stream)  # however this ends, nothing more comes from this agent
         if self._agents.get(stream) is agent:
             del self._agents[stream]
             self._leavers.forget(stream)
@@ -582,18 +586,3 @@ class AgentHost:
             hint="ask its session where it lives now",
             retryable=True,
         )
-
-    def _end_of(self, stream: Stream, prompt_id: str) -> Outcome | None:
-        agent = self._agents.get(stream)
-        if agent is not None and agent.is_waiting(prompt_id):
-            return None
-        return self._outcomes.get((stream, prompt_id)) or self._ended(stream, prompt_id)
-
-    def _ended(self, stream: Stream, prompt_id: str) -> Outcome | None:
-        agent = self._agents.get(stream)
-        if agent is None:
-            return failed_outcome(stream, prompt_id, self._gone(stream))
-        try:
-            return agent.outcome(prompt_id)
-        except AgentError as error:
-            return failed_outcome(stream, prompt_id, error)

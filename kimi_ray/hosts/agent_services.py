@@ -47,6 +47,7 @@ from kimi_ray.llm.models import ResolvedModel, build_provider
 from kimi_ray.llm.slots import SharedProvider
 from kimi_ray.log import EventLog
 from kimi_ray.scopes import LifecycleScope
+from kimi_ray.session.projected import AgentProjections
 from kimi_ray.settings import Workdir
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.tools.contract import Environment, Tool
@@ -330,6 +331,11 @@ class AgentServices(Provider):
     def notices(self, journal: Journal) -> Notices:
         """Tells those who have no say."""
         return Notices(journal)
+
+    @provide
+    def projections(self, journal: Journal, store: StoreCalls, spec: AgentSpec) -> AgentProjections:
+        """Folds of Features over the log."""
+        return AgentProjections(journal, store, spec.stream)
 
     @provide
     def prompts(self, journal: Journal, slots: AgentSlots, notices: Notices) -> Prompts:

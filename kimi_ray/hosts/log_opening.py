@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
-from kimi_ray.agent.fold import FOLLOWED, AgentFold
+from kimi_ray.agent.fold import FOLLOWED, AgentFold, living_fold
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
@@ -101,7 +101,7 @@ class LogOpener:
             is_new = False
         preparation: Preparation | None = None
         if is_new:
-            fold, log = AgentFold(), self._new_log(spec.header)
+            fold, log = living_fold(), self._new_log(spec.header)
         else:
             try:
                 preparation = await self._prepared.prepare(stream, grant)
@@ -223,7 +223,7 @@ class LogOpener:
     async def _restore(self, stream: Stream, grant: WriterGrant) -> tuple[EventLog, AgentFold]:
         header = grant.header if grant.header is not None else (await self._store.inspect(stream)).header
         log = self._new_log(header)
-        fold = AgentFold(seed_bind=header.get("bind"))
+        fold = living_fold(header.get("bind"))
         try:
             async with aclosing(self._pages(stream, grant.next_seq)) as pages:
                 async for lines in pages:

@@ -48,7 +48,12 @@ class LogReader:
 
     def forget(self, stream: Stream) -> None:
         """The log does not live here any more."""
-        tail = self._tails.pop(stream, None)
+        self.wake(stream)
+        self._tails.pop(stream, None)
+
+    def wake(self, stream: Stream) -> None:
+        """Whoever waits for events of this log looks again: its agent takes nothing any more."""
+        tail = self._tails.get(stream)
         if tail is not None:
             tail.grown.set()
 
@@ -61,6 +66,7 @@ class LogReader:
             return EventPage(page.first_seq, page.lines, page.next_seq, page.next_seq, None)
         tail = self._tails.get(stream)
         if tail is None or tail.agent is not agent:
+            self.wake(stream)  # who waits for the agent's life before
             tail = self._tails[stream] = _Tail(agent)
         if wait_s > 0:
             await _until_durable(agent, tail, from_seq, wait_s)

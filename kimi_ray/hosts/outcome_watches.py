@@ -8,9 +8,10 @@ on its way is no matter: the caller then counts other answers than the watch doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kimi_ray.agent.specs import Outcome
+from kimi_ray.errors import AgentError
 from kimi_ray.store.seam import Stream
 
 GATHER_S = 0.005
@@ -23,17 +24,24 @@ FORGOTTEN_AFTER_S = 60.0
 class Watch:
     """The prompts that one caller waits for, and those of them that have ended since its last answer."""
 
-    __slots__ = ("_ended", "_expiry", "_ready", "_timer", "_watches", "answers", "prompts")
+    __slots__ = ("_ended", "_expiry", "_ready", "_timer", "_watches", "answers", "forgotten", "prompts")
 
     def __init__(self, watches: OutcomeWatches) -> None:
         self.prompts: dict[Stream, set[str]] = {}
         self.answers = 0
         """How many answers were given."""
+        self.forgotten: dict[Stream, dict[str, AgentError]] = {}
+        """Prompts that ended long ago, with what to say if their ends cannot be read."""
         self._watches = watches
         self._ended: list[Outcome] = []
         self._ready = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has ended since the last answer."""
+        return bool(self._ended)
 
     def add(self, stream: Stream, prompt_id: str) -> None:
         """Wait for this prompt too; its end is told from now on."""
@@ -100,40 +108,6 @@ class OutcomeWatches:
     def __init__(self) -> None:
         self._by_stream: dict[Stream, set[Watch]] = {}
         self._named: dict[str, Watch] = {}
-
-    async def ask(
-        self,
-        waits: Iterable[tuple[Stream, str]],
-        end_of: Callable[[Stream, str], Outcome | None],
-        timeout_s: float,
-        name: str | None,
-        answers: int,
-    ) -> list[Outcome] | None:
-        """One question of a watch: those of its prompts that have ended since the last one.
-
-        Args:
-            waits: The prompts that it does not know yet.
-            end_of: The end of a prompt, None where it is still to come.
-            timeout_s: Seconds to wait for the first.
-            name: As for ``take_up``.
-            answers: As for ``take_up``, and so is None as the answer.
-        """
-        watch = self.take_up(name, answers)
-        if watch is None:
-            return None
-        try:
-            for stream, prompt_id in waits:
-                outcome = end_of(stream, prompt_id)
-                if outcome is None:
-                    watch.add(stream, prompt_id)
-                else:
-                    watch.tell_now(outcome)
-            ended = await watch.answer(timeout_s)
-        except BaseException:
-            watch.end()
-            raise
-        self.put_down(name, watch)
-        return ended
 
     def take_up(self, name: str | None, answers: int) -> Watch | None:
         """The watch of this name, for its next question.

@@ -22,6 +22,8 @@ MAX_BYTES = 8 << 20
 PATIENCE_S = 60.0
 _EVENT_BYTES = 400
 """What an event costs in memory beside its line; a prompt or a turn in the fold is about as large."""
+_ID_BYTES = 64
+"""What an id that is known, and no more, costs at most."""
 _LOG_BYTES = 4096
 """What a log costs that has none."""
 
@@ -132,6 +134,7 @@ class PreparedLogs:
     def keep(self, stream: Stream, log: EventLog, fold: AgentFold, epoch: int) -> None:
         """A log was given back, everything in it stored: it waits for its next agent. The object itself is detached."""
         size = _LOG_BYTES + _EVENT_BYTES * (len(log.surface) + len(fold.prompts) + len(fold.turns))
+        size += _ID_BYTES * (len(fold.ended) + len(fold.call_ids))
         size += sum(len(node.line) for node in log.surface) + sum(len(turn.text) for turn in fold.turns.values())
         self._drop(stream)
         if size > self._max_bytes:

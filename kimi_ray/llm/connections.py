@@ -118,6 +118,11 @@ class Connections:
             for lane in lanes:
                 await lane.close()
 
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """What the library raises for an address, or a proxy in the environment, that it cannot use."""
+        return () if self.library is None else (ValueError, ImportError, self.library.InvalidURL)
+
     def sdk_client(self, at: int, http: Any) -> openai.AsyncOpenAI:
         """An SDK client for one address on a pool."""
         import openai

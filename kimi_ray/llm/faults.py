@@ -65,6 +65,14 @@ _OVERFLOW = re.compile(
     r"|max_model_len|reduce the length of|input token count|exceed_context_size|request_too_large|exceeded model token",
     re.IGNORECASE,
 )
+_WINDOW_FIELD = re.compile(r'"(?:n_ctx|max_model_len|max_context_length)":\s*(\d+)')
+_WINDOW = re.compile(
+    r"(?:context[ _-]?(?:length|window|size)|max(?:imum)?)[^0-9\"]{0,60}([\d,]*\d)(?![\d.-])"
+    r"|(\d+) (?:tokens? )?maximum",
+    re.IGNORECASE,
+)
+"""Where an overflow's text names the window: the first number behind the words."""
+_LEAST_WINDOW = 64
 _OUTPUT_TOO_LARGE = re.compile(r"max_(completion_|output_)?tokens\W.{0,60}(is )?too (large|high)", re.IGNORECASE)
 _QUOTA = re.compile(
     r"insufficient_quota|exceeded.{0,16}current.{0,3}quota|quota (is )?(exceeded|exhausted)|credit balance"
@@ -191,8 +199,21 @@ def connection_fault(place: Place, reason: str, *, cut: bool = False, stale: boo
     return _fault(
         "provider.connection",
         f"{place.server}: {said}: {redact(reason, place.secrets)}",
-        hint="see that the server runs and that the model's base_url is right",
+        hint="see that the server runs, and that the model's base_url (and the proxy in the environment) is right",
         details={"kind": "cut" if cut else STALE if stale else "connection"},
+    )
+
+
+def address_fault(place: Place, error: BaseException) -> ProviderError:
+    """An address that nobody can be asked at: the model's own, or that of a proxy in the environment."""
+    said = redact(f"{type(error).__name__}: {error}", place.secrets)
+    return ProviderError(
+        f"{place.server}: no request can be sent there: {said}",
+        code="provider.connection",
+        hint="set the model's base_url right, or HTTP_PROXY, HTTPS_PROXY and ALL_PROXY in the environment"
+        " (NO_PROXY names hosts that are reached without)",
+        details={"kind": "address"},
+        retryable=False,
     )
 
 
@@ -225,6 +246,14 @@ def answer_fault(*, empty: bool, finish: str, raw_finish: str | None = None) -> 
             details={"finish_reason": finish, "raw_finish_reason": raw_finish},
         )
     return None
+
+
+def named_window(body: str) -> int | None:
+    """The window in tokens that a refusal as too long names, or None."""
+    found = _WINDOW_FIELD.search(body) or _WINDOW.search(body)
+    number = next((group for group in found.groups() if group), None) if found is not None else None
+    window = 0 if number is None else int(number.replace(",", ""))
+    return window if window >= _LEAST_WINDOW else None
 
 
 def scripted_fault(
@@ -267,6 +296,8 @@ def _answered(
     excerpt = redact(body, place.secrets)[:BODY_CHARS]
     if excerpt:
         details["body"] = excerpt
+    if code == "context.overflow" and (window := named_window(body)) is not None:
+        details["window"] = window
     wording = redact(_wording(body), place.secrets)[:BODY_CHARS]
     key = place.key_name or "the key"
     hints = {

@@ -334,8 +334,7 @@ def _addresses(settings: ModelSettings | None, base_url: str | None, environ: Ma
         return (OPENAI_BASE_URL,) if settings is not None else ()
     urls = (said,) if isinstance(said, str) else said
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             raise ConfigError(
                 f"the base URL {url!r} is not an http or https address",
                 code="model.bad_base_url",
@@ -343,6 +342,14 @@ def _addresses(settings: ModelSettings | None, base_url: str | None, environ: Ma
                 details={"base_url": url},
             )
     return urls
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an end, a port that is no number
+        return False
 
 
 def _both_forms(name: str) -> str:

@@ -24,6 +24,7 @@ from kimi_ray.llm.estimate import Estimator
 from kimi_ray.llm.faults import (
     Place,
     TimeoutKind,
+    address_fault,
     bad_stream_fault,
     connection_fault,
     status_fault,
@@ -100,7 +101,7 @@ class OpenAIProvider:
         answer = _Answer(place, self._settings)
         lane = await answer.lane(self._connections)
         try:
-            yield await answer.open(lane.client(at), body)
+            yield await answer.open(answer.client(lane, at), body)
             while (chunks := await answer.more()) is not None:
                 for chunk in chunks:
                     yield chunk
@@ -139,7 +140,7 @@ class OpenAIProvider:
         answer = _Answer(Place("", self._urls[0], self._secrets, self._key_name), self._settings)
         lane = await answer.lane(self._connections)
         try:
-            return await answer.models(lane.client(0), timeout_s)
+            return await answer.models(answer.client(lane, 0), timeout_s)
         finally:
             await answer.close()
             self._connections.give_back(lane)
@@ -155,7 +156,7 @@ class OpenAIProvider:
         body = chat_body(request, settings, completion_tokens="api.openai.com" in self._urls[0])
         lane = await answer.lane(self._connections)
         try:
-            await answer.open(lane.client(0), body)
+            await answer.open(answer.client(lane, 0), body)
             return await answer.whole()
         finally:
             try:
@@ -197,6 +198,7 @@ class _Answer:
         self._ended = False
         self._fault: ProviderError | None = None
         self._http: Any = None
+        self._refusals: tuple[type[Exception], ...] = ()
         self._headers: dict[str, Any] = {}
         self._response: Any = None
         self._bytes: AsyncIterator[bytes] | None = None
@@ -209,8 +211,17 @@ class _Answer:
                 lane = await connections.lease()
         except TimeoutError:
             raise timeout_fault(self._place, "total", self._settings.timeout_s) from None
-        self._http, self._headers = connections.library, connections.headers
+        except connections.refusals as error:
+            raise address_fault(self._place, error) from None
+        self._http, self._headers, self._refusals = connections.library, connections.headers, connections.refusals
         return lane
+
+    def client(self, lane: Lane, at: int) -> openai.AsyncOpenAI:
+        """The client of address ``at``."""
+        try:
+            return lane.client(at)
+        except self._refusals as error:
+            raise address_fault(self._place, error) from None
 
     async def open(self, client: openai.AsyncOpenAI, body: dict[str, Any]) -> MetaChunk:
         """Send the request and wait for the headers."""
@@ -376,8 +387,12 @@ class _Answer:
             raise timeout_fault(self._place, "connect", CONNECT_TIMEOUT_S) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
+            if isinstance(cause, (self._http.InvalidURL, self._http.UnsupportedProtocol)):
+                raise address_fault(self._place, cause) from None
             stale = isinstance(cause, self._http.RemoteProtocolError)
             raise connection_fault(self._place, _reason(cause), stale=stale) from None
+        except self._http.InvalidURL as error:
+            raise address_fault(self._place, error) from None
         except self._http.TransportError as error:
             raise connection_fault(self._place, _reason(error), cut=reading) from None
         except self._http.HTTPError as error:

@@ -20,7 +20,7 @@ from kimi_ray.agent.fold import PromptRecord
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.limits import LimitMeter
 from kimi_ray.agent.loop import TurnInput, TurnLoop
-from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, ToolDone
+from kimi_ray.agent.slots import AgentSlots, RequestFailed, StepStarting, ToolDone, ToolGate
 from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.agent.turn_config import NOTHING, Asked, TurnConfig, turn_config
 from kimi_ray.agent.turn_signal import TurnSignal
@@ -114,6 +114,7 @@ class AgentPlayer:
             slots.step.register("replay", self._before_request)
             slots.request_failed.register("replay", self._after_failure)
             slots.tool_done.register("replay", self._after_call)
+            slots.tool.register("replay", self._before_call, before=slots.tool.handlers[0] if slots.tool else None)
             self._journal.log.observe(self._follow)
             observe = self._options.observe
             if observe is not None:
@@ -137,6 +138,8 @@ class AgentPlayer:
             session_id=self._stream.session_id,
             agent_id=self._stream.agent_id,
             turns=self._turns,
+            ends=recording.ends,
+            ends_where=recording.ends_where,
             requests=self._judge.requests,
             recorded_requests=recording.requests,
             summary_requests=self._shortening.requests,
@@ -371,7 +374,9 @@ class AgentPlayer:
                 if block["type"] == "tool-call" and self._imported
             ]
         own = () if self._imported else cast("Sequence[Tool]", self._options.own_tools)
-        return await tools_of_today(names, recorded, self._stage.features, container, own, self._run_tool)
+        servers = self._options.tools == "real" and not self._imported
+        features = self._stage.features
+        return await tools_of_today(names, recorded, features, container, own, self._run_tool, ask_servers=servers)
 
     async def _run_tool(self, tool: Tool, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
         result = self._result_of(context.call_id)
@@ -385,6 +390,12 @@ class AgentPlayer:
         self._really.add(context.call_id)
         self._ran += 1
         return await tool.run(arguments, context)
+
+    async def _before_call(self, gate: ToolGate) -> None:
+        """A call that was cut off has that result, also where an equal one before it had its own."""
+        result = self._result_of(gate.call_id)
+        if result is not None and code_of(result) in NOT_STARTED:
+            gate.allow()
 
     async def _after_call(self, done: ToolDone) -> None:
         """Put the recorded output in the place of one that a tool did not make now."""

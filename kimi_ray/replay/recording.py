@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kimi_ray.events import LogHeader, SessionEvent
 
@@ -115,6 +115,11 @@ class Shortening:
         """What it put in the place of what."""
         return [*self.prunes, *[one.message for one in self.compactions if one.message is not None]]
 
+
+Ending = Literal["complete", "unanswered", "open", "waiting"]
+"""How a log ends. ``complete``: every turn has ended, and no prompt waits. ``unanswered``: in a turn whose last step
+has no whole answer of the model. ``open``: in a turn, behind an answer. ``waiting``: with prompts that no turn took up.
+"""
 
 Outside = Entry | Shortening | NewLife
 """What a replayed turn does not do itself."""
@@ -253,6 +258,7 @@ class Recording:
         summaries: The requests for summaries, in order.
         bind: How the agent is bound.
         next_seq: The seq behind its last event.
+        waiting: The ids of prompts that neither began nor ended.
         tail: What came from outside behind the last turn.
         stray: The seqs of answers outside of any step: what they were asked for is in no turn.
     """
@@ -264,6 +270,7 @@ class Recording:
     summaries: list[SummaryAsked] = field(default_factory=list[SummaryAsked])
     bind: dict[str, Any] | None = None
     next_seq: int = 0
+    waiting: list[str] = field(default_factory=list[str])
     tail: list[Outside] = field(default_factory=list[Outside])
     stray: list[int] = field(default_factory=list[int])
 
@@ -271,6 +278,27 @@ class Recording:
     def requests(self) -> int:
         """How many requests it has."""
         return sum(len(step.attempts) for turn in self.turns for step in turn.steps)
+
+    @property
+    def ends(self) -> Ending:
+        """How it ends."""
+        turn = self.turns[-1] if self.turns else None
+        if turn is not None and turn.reason is None:
+            last = turn.steps[-1] if turn.steps else None
+            answered = last is not None and bool(last.attempts) and last.attempts[-1].answered
+            return "open" if answered else "unanswered"
+        return "waiting" if self.waiting else "complete"
+
+    @property
+    def ends_where(self) -> str:
+        """The same in words; empty for one that is complete."""
+        kind = self.ends
+        if kind in ("complete", "waiting"):
+            return "" if kind == "complete" else f"it ends with {len(self.waiting)} prompts that no turn took up"
+        turn = self.turns[-1]
+        step = f", step {turn.steps[-1].number}" if turn.steps else ""
+        what = "the model's answer is not there" if kind == "unanswered" else "the turn has not ended"
+        return f"it ends in turn {turn.number}{step}: {what}"
 
 
 def code_of(data: dict[str, Any]) -> str | None:

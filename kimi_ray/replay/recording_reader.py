@@ -106,6 +106,7 @@ class RecordingReader:
 
     def _submission(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._submitted.append(event.data)
+        self._made.waiting.append(event.data["prompt_id"])
 
     def _activated(self, _event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._loose.append(NewLife())
@@ -169,7 +170,16 @@ class RecordingReader:
         elif asked.event.data["attempt"] == event.data["attempt"]:
             asked.response = event
 
+    def _begun(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        for prompt_id in event.data.get("prompt_ids") or [event.data["prompt_id"]]:
+            self._no_longer_waits(prompt_id)
+
+    def _no_longer_waits(self, prompt_id: str) -> None:
+        if prompt_id in self._made.waiting:
+            self._made.waiting.remove(prompt_id)
+
     def _completion(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        self._no_longer_waits(event.data["prompt_id"])
         self._completed.append(event.data["prompt_id"])
 
     def _turn_start(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
@@ -311,6 +321,8 @@ _HANDLERS: dict[str, Any] = {
     "compaction/request": RecordingReader._summary,  # pyright: ignore[reportPrivateUsage]
     "compaction/response": RecordingReader._summarized,  # pyright: ignore[reportPrivateUsage]
     "compaction/summary": RecordingReader._summarized,  # pyright: ignore[reportPrivateUsage]
+    "prompt/started": RecordingReader._begun,  # pyright: ignore[reportPrivateUsage]
+    "prompt/steered": RecordingReader._begun,  # pyright: ignore[reportPrivateUsage]
     "prompt/completed": RecordingReader._completion,  # pyright: ignore[reportPrivateUsage]
     "turn/start": RecordingReader._turn_start,  # pyright: ignore[reportPrivateUsage]
     "turn/end": RecordingReader._turn_end,  # pyright: ignore[reportPrivateUsage]

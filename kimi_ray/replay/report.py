@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from kimi_ray.replay.recording import Ending
 from kimi_ray.settings import Settings
 
 DivergenceKind = Literal["request", "extra_request", "missing_request", "compaction", "messages", "failed"]
@@ -50,6 +51,10 @@ class AgentReplay(Settings):
     agent_id: str
     turns: int = 0
     """Replayed turns, the one that diverged included."""
+    ends: Ending = "complete"
+    """How the recording ends."""
+    ends_where: str = ""
+    """In words, unless it is complete."""
     requests: int = 0
     """Requests that were made and are as they were recorded."""
     recorded_requests: int = 0
@@ -98,6 +103,11 @@ class ReplayReport(Settings):
         return dict(total)
 
     @property
+    def unfinished(self) -> tuple[AgentReplay, ...]:
+        """Agents whose recordings end in the middle of something: lost their ends, or live, or were cut off."""
+        return tuple(agent for agent in self.agents if agent.error is None and agent.ends != "complete")
+
+    @property
     def ok(self) -> bool:
-        """Whether all of it is as it was recorded."""
+        """Whether all of it is as it was recorded, as far as that goes: see ``unfinished``."""
         return all(agent.divergence is None and agent.error is None for agent in self.agents)

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from dishka import AsyncContainer, Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
@@ -25,7 +25,7 @@ from kimi_ray.events import LogHeader
 from kimi_ray.hosts.agent_container import host_services
 from kimi_ray.hosts.agent_services import AgentCallbacks, OpenedLog, SessionView, workdirs_base
 from kimi_ray.hosts.features import Features
-from kimi_ray.hosts.ports import Cluster, Group, HostEnvironment, HostKind, HostListing, NodeInfo
+from kimi_ray.hosts.ports import Cluster
 from kimi_ray.ids import new_ulid
 from kimi_ray.llm.chat import ChatProvider
 from kimi_ray.log import EventLog
@@ -176,51 +176,25 @@ def _nobody(_prompt_id: str, _outcome: object) -> None:
     """Nobody waits for an outcome."""
 
 
-class _Nobody:
-    """A host that is not there."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def call(self, method: str, *args: Any, timeout_s: float, group: Group = "default") -> Any:
-        raise _not_here(f"{self.name}.{method}")
-
-
 class _Nowhere:
-    """The cluster of a replay: there is none."""
+    """The cluster of a replay, and whatever it might reach: nothing is there, and who asks for something is told so."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.home_id = f"replay-{new_ulid()}"
         self.node_id = "replay"
 
-    def peer(self, name: str) -> _Nobody:
-        return _Nobody(name)
+    def peer(self, name: str) -> _Nowhere:
+        return _Nowhere(name)
 
-    async def start_host(
-        self,
-        kind: HostKind,
-        name: str,
-        *,
-        node_id: str | None = None,
-        dedicated: bool = False,
-        environment: HostEnvironment | None = None,
-    ) -> HostListing:
-        raise _not_here(name)
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[NoReturn]]:
+        if method.startswith("_"):
+            raise AttributeError(method)
 
-    async def stop_host(self, name: str) -> None:
-        """See ``Cluster``."""
+        async def refuse(*what: object, **_how: object) -> NoReturn:
+            raise _not_here(".".join([self.name or "the cluster", str(what[0]) if what else method]))
 
-    async def list_hosts(self) -> list[HostListing]:
-        return []
-
-    async def nodes(self) -> list[NodeInfo]:
-        return []
-
-    async def keep_note(self, key: str, text: str) -> None:
-        """See ``Cluster``."""
-
-    async def read_note(self, key: str) -> str | None:
-        return None
+        return refuse
 
 
 def _not_here(what: str) -> RuntimeFault:

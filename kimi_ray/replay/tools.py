@@ -9,7 +9,7 @@ from dishka import AsyncContainer
 
 from kimi_ray.errors import KimiRayError, ToolError
 from kimi_ray.hosts.features import Features
-from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput
+from kimi_ray.tools.contract import Accesses, Tool, ToolContext, ToolOutput, ToolSource
 from kimi_ray.tools.registry import FINAL_ANSWER, builtin_tools
 
 NEVER_RUN: Final = frozenset({"Agent", "AgentSwarm", "TaskList", "TaskOutput", "TaskStop", "WaitFor"})
@@ -86,8 +86,11 @@ async def tools_of_today(
     container: AsyncContainer,
     own: Sequence[Tool],
     run: Run,
+    *,
+    ask_servers: bool = False,
 ) -> list[Tool]:
-    """The tools of these names, in this order: the user's, a Feature's, a built-in one, else an ``AbsentTool``.
+    """The tools of these names, in this order: the user's, a Feature's, a built-in one, one that a Feature asks a
+    server for, else an ``AbsentTool``.
 
     Args:
         names: As they were offered.
@@ -96,6 +99,7 @@ async def tools_of_today(
         container: Where they are built: the agent's scope.
         own: The user's.
         run: Decides about each call.
+        ask_servers: Start, or reach, the servers (MCP) that have some of them.
     """
     users = {tool.name: tool for tool in own}
     builtin = builtin_tools()
@@ -111,5 +115,21 @@ async def tools_of_today(
                 tool = None  # it needs what a replay has not: its results are the recorded ones anyway
         if tool is None:
             tool = builtin.get(name)
+        if tool is None and ask_servers:
+            tool = await _of_a_server(name, features, container)
         found.append(ReplayedTool(tool if tool is not None else AbsentTool(name, recorded.get(name)), run))
     return found
+
+
+async def _of_a_server(name: str, features: Features, container: AsyncContainer) -> Tool | None:
+    """The tool of that name that a server offers now; None: no settings name such a server, or it is not there."""
+    for feature in features:
+        for service in feature.tool_sources():
+            try:
+                offered = await cast("ToolSource", await container.get(service)).tools([name])
+            except KimiRayError:
+                continue  # its results are the recorded ones, and the report says which tools those were
+            for tool in offered:
+                if tool.name == name and getattr(tool, "is_listed", True):
+                    return tool
+    return None

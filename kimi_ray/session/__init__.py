@@ -29,7 +29,7 @@ from kimi_ray.session.fork_plan import ForkPlan, LeftOut, PlannedLog, plan_agent
 from kimi_ray.session.fork_point import ForkPoint, parse_fork_point
 from kimi_ray.session.in_flight import InFlight, in_flight
 from kimi_ray.session.log_reader import ColdReader, LogReader
-from kimi_ray.session.projected import STANDARD_PROJECTIONS, TitleProjection, project
+from kimi_ray.session.projected import STANDARD_PROJECTIONS, AgentProjections, TitleProjection, project
 from kimi_ray.session.prompt_text import last_prompt, prompt_text
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "STANDARD_PROJECTIONS",
     "Activity",
     "AgentEntry",
+    "AgentProjections",
     "ColdReader",
     "Comparison",
     "Difference",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kimi_ray.agent.journal import Journal
 from kimi_ray.errors import LogError
 from kimi_ray.events import SessionEvent
 from kimi_ray.log.projection_units import TodosProjection, ToolsProjection, UsageProjection
@@ -74,6 +75,47 @@ async def project(
         if error.code != "log.stale_checkpoint":
             raise
         return await _fold(reader, stream, Projections(known))
+
+
+class AgentProjections:
+    """Projections over the log of a living agent, for the services of a Feature. A service of the Agent scope.
+
+    Args:
+        journal: The agent's.
+        reader: The store.
+        stream: The agent's log.
+    """
+
+    def __init__(self, journal: Journal, reader: LogReader, stream: Stream) -> None:
+        self._journal = journal
+        self._reader = reader
+        self._stream = stream
+
+    async def follow(self, *units: Projection, rows: Mapping[str, Any] | None = None) -> Projections:
+        """Fold all that the log has, and every event that comes from here on: ``snapshot()`` is always of now.
+
+        Keep a ``checkpoint()`` only once a flush of the journal behind it has returned.
+
+        Args:
+            units: What to fold.
+            rows: An earlier ``checkpoint()`` to go on from, as for ``project``.
+
+        Raises:
+            StoreError: The log cannot be flushed or read; LogError: ``log.*``.
+        """
+        log = self._journal.log
+        fresh: list[SessionEvent] = []
+        stop = log.observe(fresh.append)
+        try:
+            await self._journal.flush()
+            found = await project(self._reader, self._stream, units, rows)
+            for event in fresh:
+                if event.seq >= found.next_seq:
+                    found.apply(event)
+            found.follow(log)
+        finally:
+            stop()
+        return found
 
 
 async def _fold(reader: LogReader, stream: Stream, found: Projections) -> Projections:

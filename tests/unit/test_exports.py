@@ -8,14 +8,14 @@ import sys
 import kimi_ray
 
 PUBLIC = """
-Agent AgentAwake AgentError AgentEvent AgentLeaving AgentSlots Approval ArchiveResult ChildEnded ChildStarting
-Compacted Compacting CompactionResult ConfigError Feature HookSlot IndexStatus Item KimiRayError LifecycleScope Limits
-LogError Pending Profile PromptGate PromptHandle PromptQueued PromptResult ProviderError ReadStore RequestFailed
-ResolvedModel ResultRow RolloutContext RunError Runtime RuntimeConfig RuntimeFault Sampling Session SessionError
-SessionEvent SessionList SessionPage SessionSummary StepStarting StoreError Stream SubagentHandle SubagentResult
-Summarizer Summary SummaryPolicy SummaryTask SwarmHandle SwarmProgress SwarmReport TaskChanged ToolContext ToolDone
-ToolError ToolGate ToolOutput TurnEnded TurnStarted TurnStopping UndoResult Usage Workdir Workspace WorkspaceEntry
-WorkspaceList __version__ open_store run_sync tool
+Agent AgentAwake AgentError AgentEvent AgentLeaving AgentProjections AgentSlots Approval ArchiveResult ChildEnded
+ChildStarting Compacted Compacting CompactionResult ConfigError Feature HookSlot IndexStatus Item KimiRayError
+LifecycleScope Limits LogError Pending Profile Projection PromptGate PromptHandle PromptQueued PromptResult
+ProviderError ReadStore RequestFailed ResolvedModel ResultRow RolloutContext RunError Runtime RuntimeConfig
+RuntimeFault Sampling Session SessionError SessionEvent SessionList SessionPage SessionSummary StepStarting
+StoreError Stream SubagentHandle SubagentResult Summarizer Summary SummaryPolicy SummaryTask SwarmHandle
+SwarmProgress SwarmReport TaskChanged ToolContext ToolDone ToolError ToolGate ToolOutput TurnEnded TurnStarted
+TurnStopping UndoResult Usage Workdir Workspace WorkspaceEntry WorkspaceList __version__ open_store run_sync tool
 """.split()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.errors import ConfigError, KimiRayError, LogError, SessionError
+from kimi_ray.errors import ConfigError, KimiRayError, LogError, RuntimeFault, SessionError
+from kimi_ray.hosts.specs import EventPage
 from kimi_ray.log_following import follow_log
 from kimi_ray.session_handle import AgentEvent, Session
 from kimi_ray.store.seam import Page, Stream
@@ -209,3 +210,103 @@ async def test_many_who_look_for_one_session_ask_once() -> None:
     place = SessionPlace(Asks(), "s1")  # type: ignore[arg-type]
     assert await asyncio.gather(*(place.name() for _ in range(100))) == ["host"] * 100
     assert asked == 1
+
+
+class Cluster:
+    """A registry, a session host and an agent host that answer what a test says, and a store that has nothing."""
+
+    def __init__(self) -> None:
+        self.store = self.registry = self.cluster = self
+        self.calls: list[str] = []
+
+    async def find_session(self, _session_id: str) -> str | None:
+        return "sessions"
+
+    async def read_from(self, _stream: Stream, seq: int, _limit: int, _bytes: int) -> Page:
+        return Page(seq, (), seq)
+
+    def peer(self, name: str) -> Any:
+        self.name = name
+        return self
+
+    async def call(self, method: str, *args: Any, **_options: Any) -> Any:
+        self.calls.append(method)
+        return await self.answer(method, *args)
+
+    async def answer(self, method: str, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+NOTED = (b'{"seq":0,"time":1,"type":"note/added","data":{"text":"x"}}',)
+
+
+async def first_of(cluster: Any, from_seq: int = 0) -> int:
+    events = follow_log(cluster, Stream("s", "main"), from_seq, follow=True, cold_pause_s=lambda: 0.01)
+    try:
+        async with asyncio.timeout(5):
+            return (await anext(events)).seq
+    finally:
+        await events.aclose()
+
+
+@pytest.mark.parametrize("closing", [True, False], ids=["it is being closed there", "the session does not know yet"])
+async def test_a_host_where_the_agent_lives_no_more_is_not_asked_in_a_circle(closing: bool) -> None:
+    class Stale(Cluster):
+        async def answer(self, method: str, *_args: Any) -> Any:
+            if method == "find_agent":
+                return "agents"
+            if came.is_set():
+                return EventPage(0, NOTED, 1, 1, 1)
+            return EventPage(0, (), 0, 0, 1 if closing else None)
+
+    came, cluster = asyncio.Event(), Stale()
+    following = asyncio.create_task(first_of(cluster))
+    await asyncio.sleep(0.5)
+    assert cluster.calls.count("read_events") < 12
+    came.set()
+    assert await following == 0
+
+
+async def test_a_follower_waits_while_there_is_no_room_for_its_calls() -> None:
+    class Full(Cluster):
+        refused = 0
+
+        def refuse(self, what: str, times: int = 2) -> None:
+            if self.calls.count(what) <= times:
+                self.refused += 1
+                raise RuntimeFault("too many calls", code="infra.pending_limit", retryable=True)
+
+        async def find_session(self, _session_id: str) -> str:
+            self.calls.append("find_session")
+            self.refuse("find_session")
+            return "sessions"
+
+        async def read_from(self, _stream: Stream, seq: int, _limit: int, _bytes: int) -> Page:
+            self.calls.append("read_from")
+            self.refuse("read_from")
+            return Page(seq, (), seq)
+
+        async def answer(self, method: str, *_args: Any) -> Any:
+            self.refuse(method)
+            if method == "find_agent":
+                return "agents"
+            cold = self.calls.count("read_from") < 3
+            return EventPage(0, (), 0, 0, None) if cold else EventPage(0, NOTED, 1, 1, 1)
+
+    cluster = Full()
+    assert await first_of(cluster) == 0
+    assert cluster.refused == 8
+
+
+async def test_who_only_reads_is_told_that_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Cluster):
+        async def find_session(self, _session_id: str) -> None:
+            raise RuntimeFault("too many calls", code="infra.pending_limit", retryable=True)
+
+    monkeypatch.setattr("kimi_ray.log_following._FOLLOW_S", 0.1)
+    cluster: Any = Full()
+    with pytest.raises(RuntimeFault) as refused:
+        async with asyncio.timeout(5):
+            async for _ in follow_log(cluster, Stream("s", "main"), 0, follow=False):
+                pass
+    assert refused.value.code == "infra.pending_limit"

@@ -12,6 +12,7 @@ from kimi_ray.features.compaction.feature import CompactionFeature
 from kimi_ray.features.compaction.guard import WindowGuard
 from kimi_ray.features.compaction.pruner import Pruner
 from kimi_ray.features.compaction.undo import Undo, UndoResult, check_count
+from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.features.compaction.words import CompactionResult, Trigger, checked_instruction
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "CompactionResult",
     "Compactor",
     "ContextSize",
+    "ContextWindow",
     "Pruner",
     "Trigger",
     "Undo",

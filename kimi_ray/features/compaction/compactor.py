@@ -22,6 +22,7 @@ from kimi_ray.events import SessionEvent
 from kimi_ray.features.compaction.checkpoint import answers_in, checkpoint_message, users_words, within
 from kimi_ray.features.compaction.context_size import ContextSize
 from kimi_ray.features.compaction.summary_check import checked_summary
+from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.features.compaction.words import (
     CompactionResult,
     Trigger,
@@ -46,6 +47,7 @@ class Compactor:
         in_use: The agent's model.
         slots: ``compacting`` is asked, ``compacted`` told.
         notices: Tells it.
+        window: What the model has room for.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Compactor:
         in_use: ModelInUse,
         slots: AgentSlots,
         notices: Notices,
+        window: ContextWindow,
     ) -> None:
         self._journal = journal
         self._size = size
@@ -63,6 +66,7 @@ class Compactor:
         self._in_use = in_use
         self._slots = slots
         self._notices = notices
+        self._window = window
 
     async def compact(
         self,
@@ -146,7 +150,7 @@ class Compactor:
             messages,
             instruction,
             max_tokens=settings.compaction.summary_tokens,
-            window=settings.max_context_tokens,
+            window=self._window.tokens,
             scale=self._size.measure().scale,
         )
         try:
@@ -161,8 +165,7 @@ class Compactor:
 
     def _checkpoint(self, compaction_id: str, messages: list[Message], summary: Summary, span: Span) -> Message:
         """The message in its stored form; with less of the user's words where it would save nothing otherwise."""
-        settings = self._in_use.model.settings
-        budget = self._size.estimated(settings.compaction.kept_user_tokens(settings.max_context_tokens))
+        budget = self._size.estimated(self._window.user_tokens)
         words, tokens = users_words(messages), 0
         for share in (budget, budget // 4, 0):
             message = checkpoint_message(

@@ -12,6 +12,7 @@ from kimi_ray.features.compaction.compactor import Compactor
 from kimi_ray.features.compaction.context_size import ContextSize
 from kimi_ray.features.compaction.outcome import stored_outcome
 from kimi_ray.features.compaction.pruner import Pruner
+from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.features.compaction.words import CompactionResult, Trigger, busy, not_durable, not_enough
 from kimi_ray.llm.context_window import CompactionSettings
 from kimi_ray.log import select_range, span_between
@@ -26,16 +27,24 @@ class CompactionEngine:
         pruner: Shortens tool results.
         compactor: Replaces spans.
         in_use: The agent's model, with its thresholds.
+        window: What it has room for.
     """
 
     def __init__(
-        self, journal: Journal, size: ContextSize, pruner: Pruner, compactor: Compactor, in_use: ModelInUse
+        self,
+        journal: Journal,
+        size: ContextSize,
+        pruner: Pruner,
+        compactor: Compactor,
+        in_use: ModelInUse,
+        window: ContextWindow,
     ) -> None:
         self._journal = journal
         self._size = size
         self._pruner = pruner
         self._compactor = compactor
         self._in_use = in_use
+        self._window = window
 
     @property
     def settings(self) -> CompactionSettings:
@@ -45,8 +54,7 @@ class CompactionEngine:
     @property
     def threshold(self) -> int | None:
         """The size of the next request at which a compaction is due; None: the model's window is not known."""
-        window = self._in_use.model.settings.max_context_tokens
-        return None if window is None else max(1, self.settings.threshold(window))
+        return self._window.threshold
 
     async def relieve(self) -> CompactionResult | None:
         """Inside a turn: prune, then compact until the next request is below the threshold.
@@ -57,8 +65,8 @@ class CompactionEngine:
         Raises:
             AgentError: as ``Compactor.compact``; ``compaction.not_enough``.
         """
-        window, threshold = self._in_use.model.settings.max_context_tokens, self.threshold
-        if window is None or threshold is None or self._size.total < threshold:
+        threshold = self.threshold
+        if threshold is None or self._size.total < threshold:
             return None
         self._check_free()
         for unseen in (False, True) if self.settings.prune else ():
@@ -66,7 +74,7 @@ class CompactionEngine:
                 return None
         result: CompactionResult | None = None
         for _ in range(self.settings.retries + 1):
-            found = await self._compact("pressure", self.settings.retained(window), threshold=threshold)
+            found = await self._compact("pressure", self._window.retained, threshold=threshold)
             if found is None:
                 break
             result = found

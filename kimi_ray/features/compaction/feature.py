@@ -13,6 +13,7 @@ from kimi_ray.features.compaction.engine import CompactionEngine
 from kimi_ray.features.compaction.guard import WindowGuard
 from kimi_ray.features.compaction.pruner import Pruner
 from kimi_ray.features.compaction.undo import Undo
+from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.scopes import Feature, LifecycleScope
 
 
@@ -24,7 +25,7 @@ class CompactionFeature(Feature):
     def services(self) -> Sequence[Provider]:
         """See ``Feature.services``."""
         provider = Provider(scope=LifecycleScope.AGENT)
-        for service in (ContextSize, Pruner, Compactor, CompactionEngine, Undo):
+        for service in (ContextSize, ContextWindow, Pruner, Compactor, CompactionEngine, Undo):
             provider.provide(service)
         return (provider,)
 

@@ -17,7 +17,8 @@ NAME = "compaction"
 class WindowGuard:
     """Handlers in the slots ``step`` and ``request_failed`` of one agent.
 
-    A model whose window is not known costs nothing: then only a refused request tells that it is full.
+    A model whose window is not known costs nothing: then only a refused request tells that it is full, and from then on
+    it is known (``ContextWindow``).
 
     Args:
         engine: What compacts.
@@ -44,7 +45,7 @@ class WindowGuard:
             self._slots.request_failed.remove(NAME)
             return
         self._slots.request_failed.register(NAME, self._request_failed)
-        if settings.max_context_tokens is None:
+        if self._engine.threshold is None:
             self._slots.step.remove(NAME)
         else:
             self._slots.step.register(NAME, self._before_request)
@@ -64,6 +65,7 @@ class WindowGuard:
             await self._engine.after_overflow()
         except KimiRayError as error:
             self._tell(error)
+        self._listen()  # there may be a window now
         if surface.generation != before:
             self._overflows += 1
             event.again()

@@ -111,6 +111,8 @@ class McpTool:
 
     def __init__(self, name: str, tool: mcp_types.Tool | None, server: SharedServer, owner: McpTools) -> None:
         self.name = name
+        self.is_listed = tool is not None
+        """Whether its server was there to say what it is."""
         self._remote = tool.name if tool is not None else name.removeprefix(_prefix(server.name))
         self._server = server
         self._owner = owner

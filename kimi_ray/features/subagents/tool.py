@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -98,7 +99,9 @@ class AgentTool(BuiltinTool[AgentArguments]):
         """See ``BuiltinTool.call``."""
         try:
             self._check(arguments)
-            child = await self._child(arguments, context)
+            # A subagent that exists and has no task would be one that nobody ever hears of.
+            with self._background.room() if arguments.run_in_background else nullcontext():
+                child = await self._child(arguments, context)
             if arguments.run_in_background:
                 return self._go_on_behind(child, arguments)
         except KimiRayError as error:
@@ -129,10 +132,8 @@ class AgentTool(BuiltinTool[AgentArguments]):
                 raise _refused("fork cannot be combined with another subagent_type: a fork is what this agent is.")
             if arguments.model not in (None, OWN_MODEL, self._spec.model.name):
                 raise _refused("fork cannot be combined with another model: a fork speaks to this agent's.")
-        if arguments.run_in_background:
-            if not self._background.offered:
-                raise _refused("run_in_background needs the tools TaskList, TaskOutput and TaskStop.")
-            self._background.check_room()
+        if arguments.run_in_background and not self._background.offered:
+            raise _refused("run_in_background needs the tools TaskList, TaskOutput and TaskStop.")
 
     async def _child(self, arguments: AgentArguments, context: ToolContext) -> SubagentInfo:
         if arguments.resume is not None:

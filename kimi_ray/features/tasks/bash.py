@@ -93,10 +93,10 @@ class TaskBash:
         return await self._start(BackgroundBashArguments.model_validate(arguments), context)
 
     async def _start(self, arguments: BackgroundBashArguments, context: ToolContext) -> ToolOutput:
-        self._tasks.check_room()
         description = arguments.description or arguments.command
         timeout_s = 0.0 if arguments.disable_timeout else arguments.timeout or BACKGROUND_TIMEOUT_S
-        command = await BackgroundCommand.start(context.environment, arguments.command, arguments.cwd)
+        with self._tasks.room():
+            command = await BackgroundCommand.start(context.environment, arguments.command, arguments.cwd)
         try:
             task_id = self._tasks.start("process", description, command.work, timeout_s=timeout_s)
         except BaseException:

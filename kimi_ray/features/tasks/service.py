@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -88,6 +89,8 @@ class TaskService:
         self._running: dict[str, _Job] = {}
         self._kept: dict[str, OutputRing] = {}
         """Output of ended tasks of this life."""
+        self._kept_places = 0
+        """Tasks that are about to start."""
         self._chores: set[asyncio.Task[Any]] = set()
         self._closed = False
         # the work of a rollout or a subagent is over with its prompt: nobody waits for what a later turn would say
@@ -108,17 +111,27 @@ class TaskService:
 
     # -- starting and ending -----------------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Refuse one task more when there are too many, or the agent is leaving.
+    @contextmanager
+    def room(self) -> Generator[None]:
+        """See ``BackgroundTasks.room``; a place that is kept counts as a task.
 
         Raises:
             AgentError: ``task.limit_exceeded`` (retryable), ``agent.closed``.
         """
+        self._check_room()
+        self._kept_places += 1
+        try:
+            yield
+        finally:
+            self._kept_places -= 1
+
+    def _check_room(self) -> None:
         if self._closed:
             raise AgentError("the agent is being closed", code="agent.closed")
-        if len(self._running) >= self._limit:
+        taken = len(self._running) + self._kept_places
+        if taken >= self._limit:
             raise AgentError(
-                f"the agent has {len(self._running)} of at most {self._limit} background tasks at once",
+                f"the agent has {taken} of at most {self._limit} background tasks at once",
                 code="task.limit_exceeded",
                 hint="wait for one to end (WaitFor), or stop one (TaskStop)",
                 details={"running": sorted(self._running), "limit": self._limit},
@@ -136,7 +149,7 @@ class TaskService:
     ) -> str:
         """Begin a task; see ``BackgroundTasks.start``. A ``timeout_s`` of 0 is kept in the log and bounds nothing."""
         self.mend()
-        self.check_room()
+        self._check_room()
         self._leave_in_time()
         task_id = self._new_id(kind)
         data: dict[str, Any] = {"task_id": task_id, "kind": kind, "description": description}

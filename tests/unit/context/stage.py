@@ -7,6 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
+
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.summarizer import ModelSummarizer, Summarizer, Summary, SummaryTask
 from kimi_ray.events import SessionEvent, thaw
@@ -15,18 +17,21 @@ from kimi_ray.features.compaction import (
     CompactionResult,
     Compactor,
     ContextSize,
+    ContextWindow,
     Pruner,
     WindowGuard,
 )
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.llm.models import ModelSettings
 from kimi_ray.llm.script import Step
+from kimi_ray.llm.wire import chat_body
 from kimi_ray.log import EventLog, Message, complete_tools, derive_messages
 from kimi_ray.settings import Sampling
 from tests.unit.agent.bench import STREAM, AgentBench
 
 WINDOW = 1_000
 SUMMARY = "It went well."
+_OPENAI = ModelSettings(reasoning_history="all")
 
 
 def small(**options: Any) -> ModelSettings:
@@ -73,9 +78,12 @@ class ContextBench(AgentBench):
         **options: Any,
     ) -> None:
         self.requests: list[ChatRequest] = []
+        self.wire: list[bytes] = []
+        """The body of each, as ``OpenAIProvider`` would have sent it at that moment."""
 
         async def asked(request: ChatRequest) -> Any:
             self.requests.append(request)
+            self.wire.append(body_of(request))
             if request.purpose == "compaction":
                 found = script(request) if callable(script) and summarizer is None else SUMMARY
             else:
@@ -85,8 +93,13 @@ class ContextBench(AgentBench):
         super().__init__(asked, model=model or small(), system="Be brief.", **options)
         self.size = ContextSize(self.journal)
         self.summarizer = summarizer or ModelSummarizer(self.journal, self.in_use, STREAM, "seed")
-        self.compactor = Compactor(self.journal, self.size, self.summarizer, self.in_use, self.slots, self.notices)
-        self.engine = CompactionEngine(self.journal, self.size, Pruner(self.journal), self.compactor, self.in_use)
+        window = ContextWindow(self.journal, self.in_use)
+        self.compactor = Compactor(
+            self.journal, self.size, self.summarizer, self.in_use, self.slots, self.notices, window
+        )
+        self.engine = CompactionEngine(
+            self.journal, self.size, Pruner(self.journal), self.compactor, self.in_use, window
+        )
         self.guard = WindowGuard(self.engine, self.journal, self.in_use, self.slots)
 
     async def say(self, *texts: str, **options: Any) -> None:
@@ -127,6 +140,28 @@ def bare(request: ChatRequest) -> dict[str, Any]:
         "sampling": request.sampling.said(),
         "purpose": request.purpose,
     }
+
+
+def body_of(request: ChatRequest) -> bytes:
+    """The bytes that go over the wire: what ``OpenAIProvider`` hands to its client, as that one encodes it."""
+    return httpx.Request("POST", "http://server/v1/chat/completions", json=chat_body(request, _OPENAI)).content
+
+
+def rebuilt_bodies(events: list[SessionEvent], blobs: dict[str, bytes] | None = None) -> list[bytes]:
+    """The same bytes, made of the log, and of its blobs, alone."""
+    return [
+        body_of(
+            ChatRequest(
+                model=found["model"],
+                system=found["system"],
+                messages=found["messages"],
+                tools=tuple(ToolSpec(**tool) for tool in found["tools"]),
+                sampling=Sampling.model_validate(found["sampling"]),
+                purpose=found["purpose"],
+            )
+        )
+        for found in rebuilt(events, blobs)
+    ]
 
 
 def rebuilt(events: list[SessionEvent], blobs: dict[str, bytes] | None = None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Random lives of an agent with a small window, cut off between any two events, brought back and played on.
 
 Whatever happens: no request has an unpaired call or result, a compaction is whole or not there, and every request is
-what the log alone says it was.
+what the log alone says it was, to the byte on the wire.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.events import SessionEvent
+from kimi_ray.events import SessionEvent, make_event
 from kimi_ray.features.compaction import Undo
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step, ToolCall
-from kimi_ray.log import EventLog, tools_balanced
+from kimi_ray.log import EventLog, interrupted_turn_closers, tools_balanced
 from kimi_ray.tools import tool
-from tests.unit.context.stage import ContextBench, bare, rebuilt, small
+from tests.unit.context.stage import ContextBench, bare, rebuilt, rebuilt_bodies, small
 from tests.unit.log.scripts import HEADER
 
 
@@ -51,7 +51,7 @@ class Model:
                 for n in range(at % 2 + 1)
             )
             return Step("Let me look.", tool_calls=calls)
-        return Step("word " * (at % 50 + 1))
+        return Step("wörd 語 " * (at % 50 + 1), reasoning="Hm." if at % 3 == 0 else "")
 
 
 ACTIONS = st.lists(
@@ -59,12 +59,20 @@ ACTIONS = st.lists(
 )
 
 
-def bench_of(model: Model, events: list[SessionEvent] | None = None) -> ContextBench:
+def bench_of(model: Model, events: list[SessionEvent] | None = None, *, fork: bool = False) -> ContextBench:
+    if fork and events:
+        events = [*events, *map(_closer, interrupted_turn_closers(events))]
+        events.append(make_event(len(events), events[-1].time, "log/end-seed", {}))
     bench = ContextBench(model, tools=(fetch,), model=small(compaction={"prune_chars": 300}), events=events)
     if events:
         bench.log.append("runtime/activated", {"epoch": 2})
         bench.agent.revive()
     return bench
+
+
+def _closer(data: dict[str, Any]) -> SessionEvent:
+    sources = tuple(data["sources"]) if "sources" in data else None
+    return make_event(data["seq"], data["time"], data["type"], data["data"], data.get("surface"), sources)
 
 
 async def act(bench: ContextBench, what: str, number: int) -> None:
@@ -119,10 +127,15 @@ async def live(seed: int, actions: list[tuple[str, int]], cuts: list[int] | None
     events = bench.events
     check(events, bench.requests)
     assert [bare(request) for request in bench.requests] == rebuilt(events, bench.store.blobs)
+    assert bench.wire == rebuilt_bodies(events, bench.store.blobs)
     assert EventLog.restore(HEADER, events).messages() == bench.log.messages()
-    for cut in range(len(events) + 1) if cuts is None else cuts:
-        kept = events[: cut % (len(events) + 1)]
-        again = bench_of(model, kept)
+    if cuts is None:
+        places = [(cut, fork) for cut in range(len(events) + 1) for fork in (False, True)]
+    else:
+        places = [(cut % (len(events) + 1), cut % 2 == 0) for cut in cuts]
+    for cut, fork in places:
+        kept = events[:cut]
+        again = bench_of(model, kept, fork=fork)
         async with asyncio.timeout(10):
             for what, number in actions[:3]:
                 await act(again, what, number)
@@ -131,6 +144,7 @@ async def live(seed: int, actions: list[tuple[str, int]], cuts: list[int] | None
         known = len(rebuilt(kept))
         check(again.events, again.requests)
         assert [bare(request) for request in again.requests] == rebuilt(again.events)[known:]
+        assert again.wire == rebuilt_bodies(again.events)[known:]
         assert again.log.order.open_compaction is None and not again.log.observer_errors
         await again.agent.close()
     await bench.agent.close()

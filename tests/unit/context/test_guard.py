@@ -203,7 +203,7 @@ async def test_it_is_made_again_from_a_durable_prune_even_if_the_summary_fails()
     told.error = ProviderError("no", code="provider.auth")
 
     def script(request: ChatRequest) -> Step:
-        if request.turn == 1 and request.attempt == 1:
+        if request.turn == 1 and request.step == 0 and request.attempt == 1:
             return Step.error("context.overflow", 400)
         return reader(2_000)(request)
 
@@ -267,7 +267,7 @@ async def test_an_answer_starts_the_count_anew() -> None:
     for number in range(6):
         await bench.say(f"{number} " + "please " * 20)
     assert all(outcome.result.state == "completed" for outcome in bench.outcomes.values())
-    assert [start["trigger"] for start in bench.of("compaction/start")] == ["overflow", "overflow"]
+    assert [start["trigger"] for start in bench.of("compaction/start")].count("overflow") == 2
 
 
 async def test_another_model_has_its_own_thresholds_from_its_next_turn_on() -> None:

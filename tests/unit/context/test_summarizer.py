@@ -118,6 +118,20 @@ async def test_a_summary_that_is_cut_off_says_so_once_and_what_bounds_it() -> No
     assert "cut off at" in raised.value.message and "compaction]" in (raised.value.hint or "")
 
 
+async def test_a_summary_that_is_cut_off_is_asked_for_once_more_and_shorter() -> None:
+    bench = await talked([Step("half of", finish="max-tokens"), Step("Short.")])
+    result = await bench.compact()
+    assert result is not None and result.summary == "Short."
+    asked = [one["message"]["content"][0]["text"] for one in bench.of("compaction/request")]
+    bounds = [int(text.partition("Stay below ")[2].split()[0]) for text in asked]
+    assert len(bounds) == 2 and bounds[1] < bounds[0] / 2
+    assert [bare(one) for one in bench.requests] == rebuilt(bench.events)
+    bench = await talked(Step("half of", finish="max-tokens"))
+    with pytest.raises(KimiRayError):
+        await bench.compact()
+    assert len(bench.of("compaction/request")) == 2
+
+
 async def test_only_the_text_of_an_answer_is_the_summary() -> None:
     call = Step.call("read", {"size": 1}, text="The summary.")
     bench = await talked(Step(call.text, reasoning="Let me think.", tool_calls=call.tool_calls), tools=(read,))

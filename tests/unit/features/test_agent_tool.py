@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ class Children:
         self.asked: list[tuple[str, Any]] = []
         self.result = SubagentResult("agent-7", "coder", "completed", "all done")
         self.refusal: AgentError | None = None
+        self.on_spawn: Callable[[], None] = lambda: None
 
     def offered(self) -> list[Profile]:
         return [CODER]
@@ -52,6 +54,7 @@ class Children:
         background: bool = False,
     ) -> str:
         self.asked.append(("spawn", (description, call_id, background)))
+        self.on_spawn()
         return "agent-7"
 
     async def run(
@@ -87,11 +90,18 @@ class Desk:
     def __init__(self) -> None:
         self.offered = True
         self.full = False
+        self.rooms = 0
         self.work: TaskWork | None = None
 
-    def check_room(self) -> None:
+    @contextmanager
+    def room(self) -> Generator[None]:
         if self.full:
             raise AgentError("8 background tasks are running already", code="task.limit_exceeded")
+        self.rooms += 1
+        try:
+            yield
+        finally:
+            self.rooms -= 1
 
     def start(
         self,
@@ -102,7 +112,7 @@ class Desk:
         agent_id: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        assert (kind, agent_id) == ("agent", "agent-7")
+        assert (kind, agent_id, self.rooms) == ("agent", "agent-7", 0)
         self.work = work
         return "agent-abcdefgh"
 
@@ -254,3 +264,11 @@ async def test_no_background_without_the_tools_or_without_room(bench: Bench) -> 
     output = await bench.call(run_in_background=True)
     assert output.error_code == "validation.failed" and "TaskOutput" in str(output.content)
     assert bench.children.asked == [], "nothing was made for nothing"
+
+
+async def test_the_place_of_its_task_is_kept_while_a_subagent_is_made(bench: Bench) -> None:
+    kept: list[int] = []
+    bench.children.on_spawn = lambda: kept.append(bench.desk.rooms)
+    await bench.call(run_in_background=True)
+    await bench.call()
+    assert (kept, bench.desk.rooms) == ([1, 0], 0)

@@ -105,6 +105,21 @@ async def test_a_timeout_of_zero_is_kept_and_bounds_nothing(desk: Desk) -> None:
     assert (await desk.ended(task_id))["status"] == "completed"
 
 
+async def test_a_place_that_is_kept_for_a_task_is_nobody_elses(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, limit=2)
+    with desk.tasks.room():
+        desk.tasks.start("agent", "x", Work())
+        with pytest.raises(AgentError) as caught:
+            desk.tasks.start("agent", "x", Work())
+        assert caught.value.code == "task.limit_exceeded"
+        with pytest.raises(AgentError), desk.tasks.room():
+            pass
+    with pytest.raises(ZeroDivisionError), desk.tasks.room():
+        raise ZeroDivisionError  # what was prepared failed
+    desk.tasks.start("agent", "x", Work())
+    await desk.tasks.close()
+
+
 async def test_too_many(tmp_path: Path) -> None:
     desk = Desk(tmp_path, limit=2)
     works = [Work(), Work()]

@@ -150,6 +150,22 @@ def test_tables_have_their_columns_also_when_they_are_empty(tmp_path: Path) -> N
         assert frames.problems(table) == []
 
 
+async def test_a_run_of_which_no_rollout_has_ended(tmp_path: Path) -> None:
+    """Its directory names no log: the headers of the logs name the run."""
+    home = tmp_path / "home"
+    mine = Scribe("session_one", "agent-1", run_id="run_a", item_id="a", repeat=0, attempt=1)
+    other = Scribe("session_one", "agent-2", run_id="run_b", item_id="a", repeat=0, attempt=1)
+    for log in (mine, other):
+        log.turn()
+        log.step()
+        log.user("x")
+    await store_logs(home, [mine, other])
+    run = run_directory(tmp_path / "run", home)
+    found = frames.tables(run)
+    assert found["rows"].num_rows == 0 and pylist(found["steps"], "agent_id", "state") == [("agent-1", "open")]
+    assert frames.tables(run_directory(tmp_path / "none", tmp_path / "gone"))["steps"].num_rows == 0
+
+
 def test_places_in_a_row_are_those_of_the_columns() -> None:
     names = [one.name for one in frames.columns("rows")]
     places = (rollouts._ATTEMPTS, rollouts._TEXT, rollouts._TOTAL_TOKENS, rollouts._TOTAL_COST)

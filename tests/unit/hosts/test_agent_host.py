@@ -14,7 +14,7 @@ import pytest
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.profiles import BARE
 from kimi_ray.config import load_config
-from kimi_ray.errors import KimiRayError
+from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.events import LogHeader, WriterRef, parse_event
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.ports import Peer, store_name
@@ -404,6 +404,31 @@ async def test_a_follower_of_an_agent_that_was_fenced_is_told_at_once(place: Pla
     async with asyncio.timeout(5):
         page = await following
     assert not page.lines and spec.stream not in core._reader._tails
+
+
+@pytest.mark.parametrize("fails_with", [StoreError("full", code="store.disk_full"), OSError("no such thing")])
+async def test_a_follower_of_an_agent_that_cannot_be_closed_is_told_at_once(
+    place: Place, fails_with: Exception
+) -> None:
+    spec = place.spec()
+    await ran(place.peer(), RunRequest(spec, (PromptSpec("p", "hi"),)))
+    await ended(place.peer(), spec.stream, "p")
+    core: Any = place.cluster._held[place.peer().name].core
+    agent, give_back = core._agents[spec.stream], core._opener.give_back
+    asked = ("read_events", spec.stream, agent.journal.log.next_seq, 100, 1 << 20, 15.0)
+    following = asyncio.create_task(place.peer().call(*asked, timeout_s=20, group="wait"))
+    while spec.stream not in core._reader._tails:
+        await asyncio.sleep(0.01)
+
+    async def fail(*_args: Any, **_options: Any) -> None:
+        raise fails_with
+
+    core._opener.give_back = fail
+    await asyncio.gather(core.close_agents([spec.stream], False), return_exceptions=True)
+    core._opener.give_back = give_back
+    assert core._agents[spec.stream] is agent and agent.closed, "it stays until it can be closed"
+    async with asyncio.timeout(5):
+        assert not (await following).lines
 
 
 async def test_an_agent_that_is_opened_while_its_host_closes_gives_its_log_back(place: Place) -> None:

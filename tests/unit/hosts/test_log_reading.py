@@ -40,3 +40,15 @@ async def test_an_outcome_names_a_durable_position() -> None:
     at = bench.log.next_seq
     bench.journal.append("runtime/activated", {"epoch": 2})
     assert bench.agent.outcome("p0").seq == at
+
+
+async def test_who_waits_for_a_life_that_another_follows_is_told_at_once() -> None:
+    first, second = AgentBench(["done"]), AgentBench(["done"])
+    store: Any = None
+    reader = LogReader(store)
+    waiting = asyncio.create_task(reader.read(STREAM, first.agent, first.log.next_seq, 10, 1 << 20, 10.0))
+    await asyncio.sleep(0)
+    await first.agent.close()
+    await reader.read(STREAM, second.agent, second.log.next_seq, 10, 1 << 20, 0.0)
+    async with asyncio.timeout(5):
+        assert (await waiting).lines == ()

@@ -105,7 +105,9 @@ def test_a_key_that_is_set_is_sent_to_loopback_too() -> None:
     assert resolve_model("m", {}, LOCAL, {"OPENAI_API_KEY": KEY}).api_key is not None
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://", "http:///v1"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://x/v1", "http://", "http:///v1", "https://[model/v1", "http://model:port/v1"]
+)
 def test_an_address_that_is_none(url: str) -> None:
     assert refused("m", {}, url, {}).code == "model.bad_base_url"
     with pytest.raises(ValidationError):
