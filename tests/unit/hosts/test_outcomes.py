@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -72,11 +71,13 @@ def test_a_host_remembers_so_many_of_all_agents_and_lets_go_of_the_quietest() ->
 @pytest.mark.usefixtures("small")
 async def test_who_waits_is_told_what_is_bytes_by_now() -> None:
     outcomes, stream = Outcomes(), Stream("s", "a")
-    waiting = asyncio.ensure_future(outcomes.wait({stream: {"p0", "p9"}}, 5.0))
-    await asyncio.sleep(0)
+    watch = outcomes.watches.take_up(None, 0)
+    assert watch is not None
+    watch.add(stream, "p0")
+    watch.add(stream, "p9")
     put(outcomes, "a", 0, 1, 2)
-    assert await waiting == [outcome("a", 0)]
-    waiting = asyncio.ensure_future(outcomes.wait({stream: {"p0"}}, 5.0))
-    await asyncio.sleep(0)
+    assert await watch.answer(5.0) == [outcome("a", 0)]
+    watch.add(stream, "p0")
     outcomes.drop(stream, AgentError("gone", code="agent.not_found"))
-    assert await waiting == [outcome("a", 0)]
+    p0, p9 = sorted(await watch.answer(5.0), key=lambda end: end.prompt_id)
+    assert p0 == outcome("a", 0) and p9.result.state == "failed"
