@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kimi_ray.cli.options import Address, Home, Json, Namespace
 from kimi_ray.cli.printing import counted, one_line, print_json, say
-from kimi_ray.cli.session_resume import OwnTools, resume_session
+from kimi_ray.cli.session_context import ContextCommand, StoredContext
+from kimi_ray.cli.session_resume import OwnTools
 from kimi_ray.cli.sessions import AgentOption, SessionArgument
-
-if TYPE_CHECKING:
-    from kimi_ray.features.compaction.undo import UndoResult
-    from kimi_ray.store.open import ReadStore
-    from kimi_ray.store.seam import Stream
 
 _COLUMNS = 80
 
@@ -33,14 +27,21 @@ def undo(
 ) -> None:
     """Take back the last prompts of an agent (main, unless said) and all that came of them; files stay as they are.
 
-    Its log keeps all of it. With --json: {"session_id", "agent_id", "prompts": [ids],
-    "last_prompt": null | the content of the newest prompt that is left}.
+    Its log keeps all of it. Where there are fewer prompts the session is not opened. With --json:
+    {"session_id", "agent_id", "prompts": [ids], "last_prompt": null | the content of the newest prompt that is left}.
     """
-    from kimi_ray.cli.lookup import open_home
     from kimi_ray.log import message_text
 
-    store, place = open_home(home, session)
-    stream, result = asyncio.run(_undo(store, place, session, agent, count, tools, address, namespace))
+    def is_needless(context: StoredContext) -> bool:
+        from kimi_ray.features.compaction import undo_span_of
+
+        undo_span_of(context.surface, count)  # raises what the undo would
+        return False
+
+    stream, result = ContextCommand(
+        session, agent, home, address, namespace, tools, act=lambda found: found.undo(count), is_needless=is_needless
+    ).run()
+    assert result is not None
     left = None if result.last_prompt is None else list(result.last_prompt)
     if json:
         found = {"prompts": list(result.prompts), "last_prompt": left}
@@ -51,27 +52,3 @@ def undo(
         say("no prompt is left")
     else:
         say(f"the last is now: {one_line(message_text({'content': left}), _COLUMNS)}")
-
-
-async def _undo(
-    store: ReadStore,
-    home: str,
-    text: str,
-    agent: str | None,
-    count: int,
-    tools: list[str] | None,
-    address: str | None,
-    namespace: str | None,
-) -> tuple[Stream, UndoResult]:
-    from kimi_ray.cli.lookup import find_stream
-    from kimi_ray.cli.settings_of import operation_config
-    from kimi_ray.cli.swarm_arguments import split_names
-    from kimi_ray.cli.swarm_plan import make_importable
-    from kimi_ray.runtime import Runtime
-
-    stream = await find_stream(store, text, agent)
-    cwd, names = os.getcwd(), split_names(tools)
-    make_importable(tuple(names or ()), cwd)
-    async with Runtime.connect(config=operation_config(home, address, namespace)) as runtime:
-        session = await resume_session(runtime.workspace(cwd), stream.session_id, None, names)
-        return stream, await session.agent(stream.agent_id).undo(count)

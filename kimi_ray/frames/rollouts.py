@@ -168,24 +168,36 @@ class _Shown:
         return cast("SessionEvent", self)
 
 
+_COUNTS = ("input", "cached", "cache_write", "output", "reasoning")
+
+
 class _Used:
-    """Tokens, and by which model: an agent may have spoken to several."""
+    """Tokens by model: an agent may have spoken to several."""
 
     def __init__(self) -> None:
-        self.sum = Usage()
-        self._by_model: dict[tuple[str | None, str | None], Usage] = {}
+        self._by_model: dict[tuple[str | None, str | None], list[int]] = {}
+        self._estimated = False
 
     def add(self, usage: dict[str, Any] | None, model: tuple[str | None, str | None]) -> None:
         """What a request took."""
-        if usage:
-            known = Usage.model_construct(**{name: usage[name] for name in Usage.model_fields if name in usage})
-            self.sum = self.sum.plus(known)
-            self._by_model[model] = self._by_model.get(model, Usage()).plus(known)
+        if not usage:
+            return
+        counts = self._by_model.get(model)
+        if counts is None:
+            counts = self._by_model[model] = [0] * len(_COUNTS)
+        for place, name in enumerate(_COUNTS):
+            counts[place] += usage.get(name, 0)
+        self._estimated = self._estimated or bool(usage.get("estimated"))
+
+    def sum(self) -> Usage:
+        """Of all models."""
+        whole = map(sum, zip(*self._by_model.values(), strict=True))
+        return Usage.model_construct(**dict(zip(_COUNTS, whole, strict=False)), estimated=self._estimated or None)
 
     def cost(self, prices: Prices, model: tuple[str | None, str | None]) -> float | None:
         """US dollars; None when one of the models has no known price; ``model`` is the agent's own."""
-        parts = self._by_model or {model: Usage()}
-        costs = [prices.cost(usage.model_dump(), *whose) for whose, usage in parts.items()]
+        parts = self._by_model or {model: [0] * len(_COUNTS)}
+        costs = [prices.cost(dict(zip(_COUNTS, counts, strict=True)), *whose) for whose, counts in parts.items()]
         known = [cost for cost in costs if cost is not None]
         return sum(known) if len(known) == len(costs) else None
 
@@ -246,7 +258,7 @@ class RowFold:
         fold, header, stream = self._fold, self._facts.header, self._facts.stream
         totals = fold.totals()
         used = self._of_responses if self._responses else self._of_messages  # a log that has no llm/response
-        usage = totals.usage if self._responses else self._of_messages.sum
+        usage = totals.usage if self._responses else self._of_messages.sum()
         model = (self._names.name, self._names.requested)
         cost = used.cost(self._facts.prices, model)
         waiting = any(record.state in ("pending", "running") for record in fold.prompts.values())

@@ -6,6 +6,7 @@ exceptions: what carries the call would copy their type but not their code, hint
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections import Counter
 from typing import Any, ClassVar, Literal, Protocol, cast
@@ -19,6 +20,8 @@ LIFECYCLE: dict[str, Group] = {"ping": "control", "close": "control"}
 """What every core answers, whether its ``PORT`` names it or not."""
 
 TRACEBACK_CHARS = 4000
+
+_logger = logging.getLogger(__name__)
 
 
 class CorePart(Protocol):
@@ -108,6 +111,14 @@ def unexpected(error: BaseException, where: str) -> KimiRayError:
         hint="this is a bug of kimi_ray or of code it was given; details.traceback says where",
         details={"exception": type(error).__name__, "where": where, "traceback": trace[-TRACEBACK_CHARS:]},
     )
+
+
+def noted(error: Exception, where: str) -> KimiRayError:
+    """What a loop that goes on keeps of an error: itself, or ``unexpected``, which is logged: nobody else tells it."""
+    if isinstance(error, KimiRayError):
+        return error
+    _logger.error("%s met %r and goes on", where, error, exc_info=error)
+    return unexpected(error, where)
 
 
 def actor_died(name: str, why: str) -> RuntimeFault:

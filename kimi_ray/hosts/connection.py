@@ -11,6 +11,7 @@ from typing import Any
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.driver_leases import program_versions
 from kimi_ray.hosts.local_cluster import LocalCluster
 from kimi_ray.hosts.ports import Cluster, HostEnvironment, Peer, registry_name
@@ -128,6 +129,8 @@ class Connection:
                 if error.code == "runtime.ending":
                     self.lost = error
                     return
+            except Exception as error:  # noqa: BLE001  logged: without its lease the runtime would end under this driver
+                noted(error, "keeping the lease")
 
     def _info(self) -> dict[str, Any]:
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.pool import HostPool, PooledHost
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.store.seam import Stream
@@ -180,9 +181,8 @@ class Drains:
         while drain.ended is None:
             try:
                 await self._round(drain)
-            except KimiRayError as error:
-                # The cluster did not answer: it is told, and tried again.
-                drain.errors["cluster"] = error.to_data()
+            except Exception as error:  # noqa: BLE001  the cluster did not answer, say: it is told, and tried again
+                drain.errors["cluster"] = noted(error, f"draining {drain.node_id}").to_data()
             await asyncio.sleep(ROUND_S)
 
     async def _round(self, drain: NodeDrain) -> None:

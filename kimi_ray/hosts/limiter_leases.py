@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from kimi_ray.errors import KimiRayError, ProviderError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.limiter_words import PlacesWanted, Portion
 from kimi_ray.hosts.ports import Cluster, registry_name
 from kimi_ray.ids import new_ulid
@@ -289,7 +290,8 @@ class LimiterLeases:
                 silent_since = None
                 for slots, portion in zip(telling, portions, strict=True):
                     slots.accept(portion)
-            except KimiRayError as error:
+            except Exception as failure:  # noqa: BLE001  told to who waits for a place when it lasts
+                error = noted(failure, "sharing places")
                 for slots, report in zip(telling, reports, strict=True):
                     slots.take_back(report)
                 silent_since = silent_since or loop.time()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 
 from kimi_ray.errors import KimiRayError
-from kimi_ray.hosts.boundary import unexpected
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.live_session import MAIN, LiveSession
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.specs import AgentProgress
@@ -61,7 +61,7 @@ class MainWatch:
             try:
                 await self._look(list(self._sessions.values()), settled_ms=_SETTLED_MS)
             except Exception as error:  # noqa: BLE001  kept; the other sessions are looked after all the same
-                self.last_error = unexpected(error, "the watch of main agents")
+                self.last_error = noted(error, "the watch of main agents")
             for gone in self._known.keys() - self._sessions.keys():
                 del self._known[gone]
 

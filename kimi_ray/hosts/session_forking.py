@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from kimi_ray.errors import KimiRayError, SessionError, StoreError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.fork_workdirs import ForkWorkdirs
@@ -184,8 +185,8 @@ class SessionForking:
             await asyncio.sleep(LEASE_S / _RENEWALS)
             try:
                 await self._check(standing, lease_s=LEASE_S)
-            except KimiRayError as error:
-                standing.lost = error
+            except Exception as error:  # noqa: BLE001  the fork fails with it
+                standing.lost = noted(error, "holding the agents of a fork still")
 
     async def _check(self, standing: _Standing, lease_s: float | None = None) -> None:
         """See that whoever was held stood still until now.

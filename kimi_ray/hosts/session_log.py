@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.ports import Peer, is_lost
 from kimi_ray.hosts.specs import EventPage, LogEntry
 from kimi_ray.store.seam import Stream
@@ -100,9 +101,8 @@ class SessionLog:
                 return
             try:
                 await self._hand_over()
-            except KimiRayError as error:
-                # Kept: the next entry, flush or close tries again.
-                self.last_error = error
+            except Exception as failure:  # noqa: BLE001  kept: the next entry, flush or close tries again
+                error = self.last_error = noted(failure, "writing the session's events")
                 if error.code == "session.fenced":
                     self._pending.clear()
                 return

@@ -15,6 +15,7 @@ from kimi_ray.agent.fold import FINAL_STATES, PromptRecord
 from kimi_ray.agent.specs import AgentProgress
 from kimi_ray.cancelling import ends_this_task
 from kimi_ray.errors import KimiRayError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.session_closing import close_agents
 from kimi_ray.hosts.stored_agents import StoredAgent, read_agent
@@ -86,9 +87,10 @@ class SubagentWatch:
                 if bound:
                     await self._enforce_limits()
             except BaseException as error:
-                if ends_this_task(error) or not isinstance(error, KimiRayError):
+                if ends_this_task(error) or not isinstance(error, Exception):
                     raise
-                self.last_error = error  # whoever waits for the child hears of it; the next look tries again
+                # Whoever waits for the child hears of it; the next look tries again, or limits would bind nobody.
+                self._note(error, "the watch of subagents")
 
     async def _orphans(self) -> list[ChildRun]:
         """The runs that nobody waits for any more."""
@@ -202,8 +204,11 @@ class SubagentWatch:
                 await close_agents(live, agent.host, [agent.spec.stream], force=False)
                 live.agents.pop(agent_id, None)
                 live.drop_log(agent_id)
-        except KimiRayError as error:
-            self.last_error = error  # it stays as it is
+        except Exception as error:  # noqa: BLE001  kept, and logged if nobody foresaw it; it stays as it is
+            self._note(error, f"putting {agent_id} to sleep")
+
+    def _note(self, error: Exception, where: str) -> None:
+        self.last_error = noted(error, where)
 
     async def cancel(self, agent_ids: list[str], cause: str, limit: dict[str, Any] | None = None) -> None:
         """Cancel what agents do; those that are nowhere do nothing."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, error_from_data
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import Ack, LogEntry
 from kimi_ray.hosts.swarm_attempts import Attempt, Ending
@@ -114,6 +115,8 @@ class SwarmEnds:
                 self._services.fenced(error)
                 return
             # The end is told all the same; where the log stands is not known.
+        except Exception as error:  # noqa: BLE001  logged; else the attempt's end would stand nowhere
+            noted(error, f"the end of {attempt.agent_id}")
         self._services.record([ended_event(attempt, ending, position)])
         if position is not None:
             self._note(attempt.agent_id, dict(position))

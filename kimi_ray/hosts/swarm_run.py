@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from kimi_ray.errors import KimiRayError, RunError, error_from_data
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import Ack, LogEntry, Outcome
 from kimi_ray.hosts.swarm_attempts import (
@@ -242,8 +243,8 @@ class SwarmRun:
             await self._places.give_back()
             await self._ends.finish(self._counts())
             await self._services.flush_log()
-        except KimiRayError as failure:
-            error = failure
+        except Exception as failure:  # noqa: BLE001  whoever reads the rows is told
+            error = noted(failure, f"the swarm {spec.run_id}")
         finally:
             self._rows.finish(error)
             self._fed.set()

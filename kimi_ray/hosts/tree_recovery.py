@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from kimi_ray.errors import AgentError, KimiRayError
+from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.orphans import continued, going_on, run_so_far, stop_agents
 from kimi_ray.hosts.stored_agents import read_agent, untold
 from kimi_ray.hosts.swarm_words import SwarmSpec
@@ -213,8 +214,8 @@ class TreeRecovery:
             async with gate:
                 try:
                     await self._live.agent_host(agent_id, None, None)
-                except KimiRayError as error:
-                    self._failed(agent_id, error)
+                except Exception as error:  # noqa: BLE001  told of this agent; the others are brought back all the same
+                    self._failed(agent_id, noted(error, f"bringing {agent_id} back"))
 
         await asyncio.gather(*(revive(agent_id) for agent_id in agent_ids))
 

@@ -106,8 +106,7 @@ class ModelSettings(Settings):
     @classmethod
     def _one_at_least(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for url in (value,) if isinstance(value, str) else value or ():
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if not _is_address(url):
                 raise ValueError(f"{url!r} is not an http or https address")
         return value or None
 

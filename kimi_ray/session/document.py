@@ -7,10 +7,11 @@ what the log already has (agents, activity) is written every three seconds at mo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kimi_ray.errors import KimiRayError, SessionError
+from kimi_ray.errors import KimiRayError, SessionError, as_error
 from kimi_ray.events import thaw
 from kimi_ray.session.document_value import (
     Activity,
@@ -27,6 +28,8 @@ Write = Callable[[Value, int], Awaitable[int]]
 """Writes a value over a revision; gives the new revision when it is durable."""
 
 Listener = Callable[[Value], None]
+
+_logger = logging.getLogger(__name__)
 
 
 class SessionDocument:
@@ -180,9 +183,11 @@ class SessionDocument:
                 pass
             try:
                 await self.flush()
-            except KimiRayError as error:
+            except Exception as error:
                 # Nobody awaits this write; the value stays in memory, the next change or the close tries again.
-                self.last_error = error
+                if not isinstance(error, KimiRayError):
+                    _logger.error("a session's document was not written: %r", error, exc_info=error)
+                self.last_error = as_error(error)
                 return
 
     def _refuse_closed(self) -> None:

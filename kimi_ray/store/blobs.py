@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from kimi_ray.store.reserve import Reserve
 
 TOUCH_LASTS_S = 3600.0
 """How long this process takes its own touch of a blob for granted; far below any grace."""
+TOUCHES = 65_536
+"""How many newest touches a process remembers; a blob whose touch it does not is touched again."""
 _LOCK_TIMEOUT_S = 30.0
 _LOCK_PAUSE_S = 0.001
 _FROM_RESERVE = 64 << 10
@@ -69,7 +72,7 @@ class Blobs:
         self._directories = directories
         self._durable = durable
         self._clock = clock
-        self._touched: dict[str, float] = {}
+        self._touched: OrderedDict[str, float] = OrderedDict()
 
     @property
     def home(self) -> str:
@@ -98,7 +101,7 @@ class Blobs:
             except FileNotFoundError:
                 return False
         self._sync_found(path)
-        self._touched[digest] = now
+        self._note_touch(digest, now)
         return True
 
     def put(self, digest: str, content: bytes) -> None:
@@ -137,7 +140,13 @@ class Blobs:
                 self._reserve.spend(len(content), write)
             else:
                 write()
+        self._note_touch(digest, now)
+
+    def _note_touch(self, digest: str, now: float) -> None:
         self._touched[digest] = now
+        if len(self._touched) > TOUCHES:
+            with contextlib.suppress(KeyError):  # other threads do the same
+                self._touched.popitem(last=False)
 
     def read(self, digest: str) -> bytes:
         """The content, verified.

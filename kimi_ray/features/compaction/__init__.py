@@ -7,11 +7,11 @@ the service ``kimi_ray.agent.summarizer.Summarizer``. What may enter: what chang
 
 from kimi_ray.features.compaction.compactor import Compactor
 from kimi_ray.features.compaction.context_size import ContextSize
-from kimi_ray.features.compaction.engine import CompactionEngine
+from kimi_ray.features.compaction.engine import CompactionEngine, span_of_all
 from kimi_ray.features.compaction.feature import CompactionFeature
 from kimi_ray.features.compaction.guard import WindowGuard
 from kimi_ray.features.compaction.pruner import Pruner
-from kimi_ray.features.compaction.undo import Undo, UndoResult, check_count
+from kimi_ray.features.compaction.undo import Undo, UndoResult, check_count, undo_span_of
 from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.features.compaction.words import CompactionResult, Trigger, checked_instruction
 
@@ -29,4 +29,6 @@ __all__ = [
     "WindowGuard",
     "check_count",
     "checked_instruction",
+    "span_of_all",
+    "undo_span_of",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.agent.model_in_use import ModelInUse
 from kimi_ray.errors import KimiRayError
+from kimi_ray.events import SessionEvent
 from kimi_ray.features.compaction.checkpoint import is_checkpoint
 from kimi_ray.features.compaction.compactor import Compactor
 from kimi_ray.features.compaction.context_size import ContextSize
@@ -15,7 +17,7 @@ from kimi_ray.features.compaction.pruner import Pruner
 from kimi_ray.features.compaction.window import ContextWindow
 from kimi_ray.features.compaction.words import CompactionResult, Trigger, busy, not_durable, not_enough
 from kimi_ray.llm.context_window import CompactionSettings
-from kimi_ray.log import select_range, span_between
+from kimi_ray.log import Span, select_range, span_between, surface_prices
 
 
 class CompactionEngine:
@@ -169,11 +171,9 @@ class CompactionEngine:
         if self._journal.fold.header is None:
             return None
         surface = list(self._journal.log.surface)
-        span = select_range(surface, self._size.prices(), self._size.estimated(retain))
+        span = span_of_all(surface, self._size.estimated(retain), summaries=trigger == "overflow")
         if span is None:
             return None
-        if trigger != "overflow" and len(span.seqs) == 1 and is_checkpoint(surface[0]):
-            return None  # it would be a summary of nothing but a summary
         return await self._compactor.compact(
             span, trigger, instruction=instruction, threshold=threshold, command_id=command_id
         )
@@ -182,6 +182,20 @@ class CompactionEngine:
         compaction_id = self._journal.log.order.open_compaction
         if compaction_id is not None:
             raise busy(f"compaction {compaction_id} is under way", compaction_id=compaction_id)
+
+
+def span_of_all(surface: Sequence[SessionEvent], retain: int = 0, *, summaries: bool = False) -> Span | None:
+    """What a compaction takes of a surface; None: there is nothing to take.
+
+    Args:
+        surface: The nodes.
+        retain: What stays, in tokens of the estimate, counted from the end; at least the last message does.
+        summaries: Also nothing but the summary of an earlier one.
+    """
+    span = select_range(surface, surface_prices(surface), retain)
+    if span is not None and not summaries and len(span.seqs) == 1 and is_checkpoint(surface[0]):
+        return None
+    return span
 
 
 def _of_flush(compaction_id: str | None, error: KimiRayError) -> KimiRayError:

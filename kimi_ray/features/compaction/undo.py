@@ -7,12 +7,14 @@ list is as it was before.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kimi_ray.agent.journal import Journal
 from kimi_ray.errors import AgentError, ConfigError
-from kimi_ray.log import derive_messages, undo_span
+from kimi_ray.events import SessionEvent
+from kimi_ray.log import UndoSpan, derive_messages, undo_span
 
 _HINTS = {
     "empty": "there is no prompt in the conversation",
@@ -72,13 +74,7 @@ class Undo:
         done = await self.done(undo_id)
         if done is not None:
             return done
-        span = undo_span(list(journal.log.surface), count)
-        if isinstance(span, str):
-            raise AgentError(
-                f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
-                code="agent.undo_unavailable",
-                details={"reason": span, "count": count},
-            )
+        span = undo_span_of(list(journal.log.surface), count)
         cut = journal.append(
             "surface/cut",
             {"reason": "undo", "prompts": list(span.prompts), "undo_id": undo_id},
@@ -95,6 +91,22 @@ class Undo:
                 [whole] = await self._journal.resolve(derive_messages([node]))
                 return tuple(whole["content"])
         return None
+
+
+def undo_span_of(surface: Sequence[SessionEvent], count: int) -> UndoSpan:
+    """What an undo of so many prompts takes off a surface.
+
+    Raises:
+        AgentError: ``agent.undo_unavailable`` {reason}.
+    """
+    span = undo_span(surface, count)
+    if isinstance(span, str):
+        raise AgentError(
+            f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
+            code="agent.undo_unavailable",
+            details={"reason": span, "count": count},
+        )
+    return span
 
 
 def check_count(count: object) -> None:

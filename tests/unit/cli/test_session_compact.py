@@ -25,8 +25,11 @@ def test_a_conversation_is_compacted_and_a_second_time_there_is_nothing_to_do(cl
     assert (document["session_id"], document["agent_id"]) == (session_id, "main")
     compaction = document["compaction"]
     assert compaction["trigger"] == "manual" and compaction["message_tokens"] < compaction["shadowed_tokens"]
+    stored = cli("sessions", "tail", session_id, "--json", "-n", "1000").out
     again = cli("sessions", "compact", session_id)
     assert again.code == 0 and again.out == f"{session_id}/main: nothing to compact\n"
+    assert cli("sessions", "compact", session_id, "--json").document["compaction"] is None
+    assert cli("sessions", "tail", session_id, "--json", "-n", "1000").out == stored, "nothing is written for it"
     shown = cli("sessions", "tail", session_id, "--type", "compaction", "--json").out.splitlines()
     types = [json.loads(line)["type"] for line in shown]
     assert types == [f"compaction/{what}" for what in ("start", "request", "response", "summary", "end")]

@@ -41,8 +41,11 @@ def test_prompts_are_taken_back(cli: Cli, session_id: str) -> None:
 
 
 def test_more_than_there_are_and_none_are_refused(cli: Cli, session_id: str) -> None:
+    stored = cli("sessions", "tail", session_id, "--json", "-n", "1000").out
     found = cli("sessions", "undo", session_id, "--count", "9", "--json")
     assert found.code != 0 and found.document["error"]["code"] == "agent.undo_unavailable"
+    assert found.document["error"]["details"] == {"reason": "insufficient", "count": 9}
+    assert cli("sessions", "tail", session_id, "--json", "-n", "1000").out == stored, "nothing is written for it"
     assert cli("sessions", "undo", session_id, "--count", "0").code == 2
 
 

@@ -225,19 +225,23 @@ async def test_a_host_that_dies_in_the_middle_is_no_hindrance(world):
     assert (await waiting)["done"]
 
 
-async def test_a_cluster_that_does_not_answer_is_asked_again(world, monkeypatch):
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(RuntimeFault("no answer", code="infra.timeout", retryable=True), "infra.timeout"), (KeyError("odd"), "internal")],
+)
+async def test_a_cluster_that_does_not_answer_is_asked_again(world, monkeypatch, failure, code):
     cluster = await world()
     (there,) = await place(cluster, A)
     stop, failures = cluster.stop_host, iter([True])
 
     async def stop_host(name: str) -> None:
         if name == there and next(failures, False):
-            raise RuntimeFault("no answer", code="infra.timeout", retryable=True)
+            raise failure
         await stop(name)
 
     monkeypatch.setattr(cluster, "stop_host", stop_host)
     report = await call(cluster, "drain_node", A, 6.0)
-    assert report["done"] and report["errors"]["cluster"]["code"] == "infra.timeout"
+    assert report["done"] and report["errors"]["cluster"]["code"] == code
     assert there not in cluster._held
 
 

@@ -154,3 +154,25 @@ async def test_of_two_equal_entries_of_which_one_was_kept_the_other_is_written_a
     await log.flush()
     assert main.written() == [1, 7, 7, 8]
     await log.close()
+
+
+async def test_an_error_that_nobody_foresaw_is_kept_and_loses_no_entry(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Main):
+        odd = True
+
+        async def call(self, method: str, *args: Any, timeout_s: float, group: str = "default") -> Any:
+            if method == "record" and self.odd:
+                raise ValueError("odd")
+            return await super().call(method, *args, timeout_s=timeout_s, group=group)
+
+    main = Odd()
+    log = log_of(main, spacing_s=0.005)
+    log.add(entries(1))
+    async with asyncio.timeout(5):
+        while log.last_error is None:
+            await asyncio.sleep(0.005)
+    assert log.last_error.details["exception"] == "ValueError" and "odd" in caplog.text
+    main.odd = False
+    log.add(entries(2))
+    await log.close()
+    assert main.written() == [1, 2]

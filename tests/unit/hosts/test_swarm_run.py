@@ -465,6 +465,25 @@ async def test_a_defect_of_the_coordinator_is_told_and_not_waited_for() -> None:
     await run.close()
 
 
+async def test_a_defect_at_the_end_of_a_swarm_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+
+    async def flush_log() -> None:
+        raise ZeroDivisionError("deep inside")
+
+    world.flush_log = flush_log  # type: ignore[method-assign]
+    spec, rollouts = spec_of(2)
+    run = SwarmRun(spec, world.services())
+    await run.feed(rollouts)
+    async with asyncio.timeout(10):
+        page = await run.read(0, 1000, 5.0)
+        while not page.done:
+            page = await run.read(page.next_cursor, 1000, 5.0)
+    assert page.error is not None and page.error["details"]["exception"] == "ZeroDivisionError"
+    assert "deep inside" in caplog.text
+    await run.close()
+
+
 async def test_the_cost_of_many_rollouts_is_in_proportion() -> None:
     async def seconds(count: int) -> float:
         world = World(4)

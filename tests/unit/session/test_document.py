@@ -20,7 +20,7 @@ class Disk:
         self.values: list[dict[str, Any]] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.failures: list[StoreError] = []
+        self.failures: list[Exception] = []
 
     async def write(self, value: dict[str, Any], revision: int) -> int:
         await self.gate.wait()
@@ -430,3 +430,17 @@ def test_lineage_is_readable_in_every_shape() -> None:
     assert lineage_of({"forked_from": "a"}).forked_from == {"session_id": "a"}
     odd = lineage_of({"forked_from": 3, "fork_group": 1, "fork_index": True, "custom": {"parent_session_id": "p"}})
     assert odd == lineage_of({})
+
+
+async def test_an_error_that_nobody_foresaw_is_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    document = made(disk)
+    await document.flush()
+    disk.failures = [ValueError("odd")]
+    document.note(Activity("s", 2000, last_prompt="one"))
+    async with asyncio.timeout(5):
+        while document.last_error is None:
+            await asyncio.sleep(0.005)
+    assert document.last_error.details == {"exception": "ValueError"} and "odd" in caplog.text
+    await document.close()
+    assert disk.values[-1]["last_prompt"] == "one"

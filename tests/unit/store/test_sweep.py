@@ -226,6 +226,19 @@ def test_asking_makes_young_durably_and_is_remembered_for_a_while_only(tmp_path:
     assert asking.read(digest) == b"content"
 
 
+def test_a_process_remembers_so_many_touches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kimi_ray.store.blobs.TOUCHES", 2)
+    blobs, contents = blobs_of(tmp_path), [b"%d" % n for n in range(5)]
+    for content in contents:
+        blobs.put(digest_of(content), content)
+    assert len(blobs._touched) == 2  # pyright: ignore[reportPrivateUsage]
+    age(tmp_path, 2 * DAY)
+    assert all(blobs.has(digest_of(content)) for content in reversed(contents))
+    ages = [time.time() - blob_file(tmp_path, digest_of(content)).stat().st_mtime for content in contents]
+    assert [age < DAY for age in ages] == [True, True, True, False, False], "what is not remembered is touched again"
+    assert len(blobs._touched) == 2  # pyright: ignore[reportPrivateUsage]
+
+
 class Paused(RealFs):
     """Stops before the first call of one kind on a blob until it may go on."""
 
