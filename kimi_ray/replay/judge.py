@@ -185,6 +185,8 @@ class Judge:
     ) -> Divergence:
         """A request, or what stands behind a turn's last one, is not what was recorded."""
         field, recorded, replayed = found
+        if field == "reason.kind":
+            self._named = "why it ended"
         what = self._place(turn, step) if kind == "request" else f"what stands at the end of turn {turn.number}"
         return self._divergence(
             kind,

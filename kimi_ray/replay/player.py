@@ -213,7 +213,7 @@ class AgentPlayer:
             header = turn.header if turn is not None and turn.model == compaction.model else None
         said = thaw(header or {})
         if compaction.requests:
-            said["model"] = compaction.requests[0].event.data["model"]
+            said.setdefault("model", compaction.requests[0].event.data["model"])
             self.name = str(compaction.requests[0].event.data["provider"])
         self._shortening.use(compaction.model, said, self)
 
@@ -444,6 +444,10 @@ class AgentPlayer:
             if found is not None:
                 _, step, attempt = self._script[-1] if self._script else (0, None, None)
                 self._leave(judge.different("messages", found, turn, step, attempt))
+            elif not self._imported and turn.steps and not turn.is_stopped and self._reason is not None:
+                then, now = turn.reason["kind"], self._reason["kind"]
+                if then != now:
+                    self._leave(judge.different("messages", ("reason.kind", then, now), turn, None, None))
         if self._divergence is not None:
             raise _Diverged
 

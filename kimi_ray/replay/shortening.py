@@ -169,7 +169,7 @@ class ShorteningPlayer:
         elif isinstance(item, NewLife):
             if not self._taken_all:
                 self._size.begin_anew()
-        elif self._taken_all or item.trigger not in ("manual", "region"):
+        elif self._taken_all or item.trigger is None:
             self._take(item)
         else:
             compaction = item.compactions[0]
@@ -252,7 +252,9 @@ class ShorteningPlayer:
             span = (seqs.index(found["start"]), seqs.index(found["end"]) + 1)
             course.compactions.append({**_facts(event, span), "requests": 0, "error": None, "content": None})
         elif course.compactions and event.type == "user/message" and event.replaced is not None:
-            course.compactions[-1]["content"] = event.data["content"]
+            course.compactions[-1].update(_message(event))
+        elif course.compactions and event.type == "compaction/summary":
+            course.compactions[-1]["shadowed_tokens"] = event.data["shadowed_tokens"]
         elif course.compactions and event.type == "compaction/end":
             course.compactions[-1]["error"] = code_of(event.data)
 
@@ -292,7 +294,11 @@ class ShorteningPlayer:
             facts["requests"] = len(old.requests)
             if code in _DERIVED and (old.end is not None or old.message is not None):
                 facts["error"] = code
-            facts["content"] = None if old.message is None else old.message.event.data["content"]
+            facts["content"] = None
+            if old.summary is not None:
+                facts["shadowed_tokens"] = old.summary.data["shadowed_tokens"]
+            if old.message is not None:
+                facts |= _message(old.message.event)
         now = {key: new.get(key) for key in facts}
         return first_difference(await self._full(facts), await self._mine(now), path)
 
@@ -407,6 +413,12 @@ def _facts(start: SessionEvent, span: tuple[int, int] | None) -> dict[str, Any]:
     facts = {key: start.data.get(key) for key in _SAID if key != "range"}
     facts["range"] = None if span is None else list(span)
     return {key: facts[key] for key in _SAID if facts[key] is not None}
+
+
+def _message(event: SessionEvent) -> dict[str, Any]:
+    """The message that stands for what went, and what its source says of it."""
+    source: dict[str, Any] = event.data.get("source") or {}
+    return {"content": event.data["content"], "kept": source.get("kept"), "answers": source.get("answers")}
 
 
 def _prune(event: SessionEvent) -> dict[str, Any]:
