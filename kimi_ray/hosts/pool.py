@@ -1,8 +1,10 @@
 """Which host takes the next session or agent, and when another host is started.
 
-The rules, in this order: a place is never waited for while some host is below its soft limit; the emptiest host wins,
-so everybody has a process to itself until the pool is full; the pool grows behind the callers' backs; a hard limit
-(``max_agents_per_host``) is kept by starting hosts beyond the pool's size; ``dedicated`` is a host of one's own.
+The rules, in this order: a place is not waited for while some host is below its soft limit, but that of a burst on a
+young pool (beyond ``YOUNG_LOAD`` on each host) waits for hosts on their way as long as a start takes (``SPREAD_S``), as
+agents do not move afterwards; the emptiest host wins, so everybody has a process to itself until the pool is full; the
+pool grows behind the callers' backs; a hard limit (``max_agents_per_host``) is kept by starting hosts beyond the pool's
+size; ``dedicated`` is a host of one's own.
 Counts are the pool's own: actors that ask for no CPU are not spread by Ray.
 
 A warm process keeps the code it has imported, so a host belongs to one fingerprint: it takes that of the first agent
@@ -13,6 +15,7 @@ of another fingerprint is stopped to make room. Hosts on nodes that are being dr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +39,13 @@ SHORT_ID = 8
 
 AGENT_HOSTS_PER_SESSION_HOST = 8
 START_ATTEMPTS = 3
+
+YOUNG_LOAD = 16
+"""So many come to a host at once, also while others are on their way: a few sessions wait for nobody."""
+
+SPREAD_S = 3.0
+"""A start is waited for so long from its beginning, seconds, for the sake of an even load: a process that imports the
+runtime takes one to two (m). One that takes longer is not worth it: its host gets what comes later."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +77,7 @@ class _Start:
     node_id: str
     dedicated: bool
     task: asyncio.Task[PooledHost]
+    began: float
 
 
 @dataclass(slots=True)
@@ -90,6 +101,7 @@ class HostPool:
     _starts: list[_Start] = field(default_factory=list[_Start])
     _gates: dict[str, asyncio.Semaphore] = field(default_factory=dict[str, asyncio.Semaphore])
     _waiting: int = 0
+    _held_back: int = 0
     _closed: bool = False
     _wanted: str = ""
 
@@ -124,6 +136,7 @@ class HostPool:
             # Why it cannot be there is in `last_failure`: anywhere is better than nowhere.
             with suppress(RuntimeFault):
                 return await self.take(dedicated=dedicated, node_id=near, fingerprint=fingerprint)
+        spread_until = time.monotonic() + SPREAD_S
         while True:
             if node_id in self.closed:
                 raise RuntimeFault(
@@ -138,7 +151,12 @@ class HostPool:
                 if host.node_id in self.closed:
                     continue  # it was closed meanwhile, and will see to it that this host ends
             else:
-                host = self._best(node_id, fingerprint) or await self._wait_for_start(node_id, fingerprint)
+                host = self._best(node_id, fingerprint)
+                if host is not None and host.load >= YOUNG_LOAD and (soon := self._soon(node_id, spread_until)):
+                    if not await self._until_one_is_up(soon, node_id):
+                        spread_until = 0.0  # it did not come up, or not in time
+                    continue
+                host = host or await self._wait_for_start(node_id, fingerprint)
             if host is not None:
                 host.load += 1
                 host.taken += 1
@@ -230,6 +248,24 @@ class HostPool:
         self.evict(useless[0].name)
         return True
 
+    def _soon(self, node_id: str | None, until: float) -> dict[asyncio.Task[PooledHost], float]:
+        """The hosts on their way that are worth waiting for, and how long, seconds; not beyond a moment."""
+        now = time.monotonic()
+        left = {start.task: min(until, start.began + SPREAD_S) - now for start in self._coming(node_id)}
+        return {task: left_s for task, left_s in left.items() if left_s > 0}
+
+    async def _until_one_is_up(self, soon: dict[asyncio.Task[PooledHost], float], node_id: str | None) -> bool:
+        """Whether one came up in time; more are started when many wait."""
+        self._held_back += 1
+        try:
+            coming = len(self._coming(node_id))
+            if self._held_back > coming * YOUNG_LOAD and coming < self._start_limit(node_id) and self._has_room():
+                self._start(self._pick_node(node_id), dedicated=False, fixed=node_id is not None)
+            done, _ = await asyncio.wait(soon, timeout=max(soon.values()), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._held_back -= 1
+        return any(not task.cancelled() and task.exception() is None for task in done)
+
     async def _wait_for_start(self, node_id: str | None, fingerprint: str) -> PooledHost | None:
         """Wait until some host is up, starting as many as there are callers in here; a full host if none can start."""
         self._waiting += 1
@@ -282,7 +318,7 @@ class HostPool:
     def _start(self, node_id: str, *, dedicated: bool, fixed: bool = False) -> asyncio.Task[PooledHost]:
         name = self._new_name(dedicated)
         task = asyncio.get_running_loop().create_task(self._started(name, node_id, dedicated, fixed), name=name)
-        entry = _Start(node_id, dedicated, task)
+        entry = _Start(node_id, dedicated, task, time.monotonic())
         self._starts.append(entry)
         task.add_done_callback(lambda _: self._start_ended(entry))
         return task

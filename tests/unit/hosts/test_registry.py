@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import RuntimeFault
+from kimi_ray.hosts import pool
 from kimi_ray.hosts import registry as registry_module
+from kimi_ray.hosts.pool import YOUNG_LOAD
 from kimi_ray.hosts.specs import PlaceAgent
 from kimi_ray.store.seam import Stream
 from tests.unit.hosts.fakes import FakeCore, Nodes, node, until
@@ -83,6 +86,59 @@ async def test_a_place_is_never_waited_for_while_a_host_is_below_its_soft_limit(
         cluster.open.set()
         assert await asyncio.wait_for(waiting, 2) != first
     cluster.open.set()
+
+
+async def held_after_the_first(world, monkeypatch: pytest.MonkeyPatch, **settings) -> Nodes:
+    """One agent host starts; those behind it wait for ``cluster.open``."""
+    cluster = await world(wait=False, **settings)
+    start_host, first = cluster.start_host, iter([True])
+
+    async def start(kind, name, **how):
+        listing = await start_host(kind, name, **how)
+        if kind == "agents" and next(first, False):
+            cluster.open.clear()
+        return listing
+
+    monkeypatch.setattr(cluster, "start_host", start)
+    await cluster.start_host("registry", REGISTRY)
+    return cluster
+
+
+async def test_a_burst_on_a_young_pool_is_spread_over_the_hosts_on_their_way(world, monkeypatch):
+    cluster = await held_after_the_first(world, monkeypatch, hosts_per_node=4)
+    (first,) = await place(cluster, wish(0))
+    few = await asyncio.wait_for(place(cluster, *(wish(n) for n in range(1, YOUNG_LOAD))), 1)
+    assert set(few) == {first}, "a few wait for nobody"
+    burst = [asyncio.create_task(place(cluster, wish(n))) for n in range(YOUNG_LOAD, 200)]
+    await asyncio.sleep(0.1)
+    cluster.open.set()
+    placed = [first, *few, *(name for names in await asyncio.wait_for(asyncio.gather(*burst), 5) for name in names)]
+    counts = Counter(placed)
+    assert len(counts) == 4 and max(counts.values()) <= 60, counts
+
+
+async def test_a_burst_waits_for_a_slow_start_only_once(world, monkeypatch):
+    monkeypatch.setattr(pool, "SPREAD_S", 0.3)
+    cluster = await held_after_the_first(world, monkeypatch, hosts_per_node=2)
+    (first,) = await place(cluster, wish(0))
+    burst = await asyncio.wait_for(place(cluster, *(wish(n) for n in range(1, 100))), 2)
+    assert set(burst) == {first}
+    began = time.monotonic()
+    assert await place(cluster, *(wish(n) for n in range(100, 120))) == [first] * 20
+    assert time.monotonic() - began < 0.25, "the start that is late is not waited for again"
+    cluster.open.set()
+
+
+async def test_a_burst_does_not_wait_for_a_host_that_cannot_start(world, monkeypatch):
+    monkeypatch.setattr(pool, "SPREAD_S", 30.0)
+    cluster = await held_after_the_first(world, monkeypatch, hosts_per_node=2)
+    (first,) = await place(cluster, wish(0))
+    burst = asyncio.create_task(place(cluster, *(wish(n) for n in range(1, 100))))
+    await asyncio.sleep(0.05)
+    assert not burst.done()
+    cluster.refuse.add("a")
+    cluster.open.set()
+    assert set(await asyncio.wait_for(burst, 3)) == {first}
 
 
 async def test_a_full_pool_goes_on_beyond_the_soft_limit(world):
