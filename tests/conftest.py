@@ -1,4 +1,9 @@
-"""What all tests share: a clean environment, markers by folder, and the time budget of the long group."""
+"""What all tests share: a clean environment, markers by folder, and the time budget of the long group.
+
+With ``-n auto``, as the README has it, two processes share the files of tests while the budget is short; those on Ray
+stay together in one of them, so that there is one Ray. With a long budget, where processes are killed at measured
+moments, all run in one process, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +24,23 @@ _SEED = "KIMI_RAY_TEST_SEED"
 _DEFAULT_BUDGET_S = 20.0
 _RAY_BUDGET_S = 60.0
 """With less time the long tests on a real Ray, most of which kill, are left out; ``.ci/run`` has more."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return 2 if _budget_s() < _RAY_BUDGET_S and len(os.sched_getaffinity(0)) > 1 else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "ray" if file.startswith(tuple(f"tests/{folder}/" for folder in _MARK_BY_FOLDER)) else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +77,10 @@ class Budget:
     seconds: float
     seed: int
     round: int = field(default=-1)
+
+    def size(self, full: int, quick: int) -> int:
+        """How much of something a test makes: ``full`` with a long budget, ``quick`` with a short one."""
+        return full if _budget_s() >= _RAY_BUDGET_S else quick
 
     def rounds(self) -> Iterator[random.Random]:
         ends = time.monotonic() + self.seconds

@@ -11,7 +11,7 @@ from kimi_ray.agent.fold import FOLLOWED, AgentFold
 from kimi_ray.log import EventLog, TokenMeter
 from tests.unit.log.scripts import HEADER, ask, begin, call, chunk, end, result, user
 
-A_ROUND = 20_000
+_A_ROUND = (20_000, 6_000)
 _MB = 1 << 20
 
 
@@ -42,10 +42,11 @@ def append_turns(log: EventLog, events: int) -> None:
 def test_the_memory_of_a_living_log_does_not_grow_with_its_age(budget: Any) -> None:
     log = EventLog(HEADER)
     meter = TokenMeter(log)
-    append_turns(log, 2 * A_ROUND)
+    a_round = budget.size(*_A_ROUND)
+    append_turns(log, 2 * a_round)
     before = rss()
     for _ in budget.rounds():
-        append_turns(log, A_ROUND)
+        append_turns(log, a_round)
         assert len(log.surface) <= 300 and meter.tokens < 300 * 200
         assert rss() - before < 8 * _MB
         if log.next_seq >= 1_000_000:
@@ -56,10 +57,11 @@ def test_the_memory_of_a_living_log_does_not_grow_with_its_age(budget: Any) -> N
 def test_the_memory_of_reading_a_log_back_does_not_grow_with_its_length(budget: Any) -> None:
     source, back, fold = EventLog(HEADER), EventLog(HEADER), AgentFold()
     lines: list[bytes] = []
+    a_round = budget.size(*_A_ROUND)
     source.observe(lambda event: lines.append(event.line))
 
     def go_on() -> None:
-        append_turns(source, A_ROUND)
+        append_turns(source, a_round)
         back.read_back(lines, follow=fold.apply, types=FOLLOWED)
         lines.clear()
 

@@ -75,7 +75,7 @@ async def ground(tmp_path: Path) -> AsyncGenerator[Ground]:
         "/proc/self/root/etc/passwd",
         "/proc/self/cwd/../../../../../../etc/passwd",
         "/proc/thread-self/root/etc/passwd",
-        f"/proc/{os.getpid()}/environ",
+        pytest.param(f"/proc/{os.getpid()}/environ", id="/proc/PID/environ"),
         "/proc/1/root/etc/passwd",
         "/dev/fd/0",
         "to_outside/secret",
