@@ -256,6 +256,8 @@ class AgentPlayer:
         if turn is not None:
             step = turn.steps[starting.step] if starting.step < len(turn.steps) else None
             await self._shortening.before_request(starting, turn, step)
+            if step is not None and not step.attempts and not step.headed:
+                await self._stop_at(step)
 
     async def _after_failure(self, failed: RequestFailed) -> None:
         """A request that was made anew, because what it had was mended, is made anew here."""
@@ -285,12 +287,18 @@ class AgentPlayer:
         reason = (self._turn.reason if self._turn is not None else None) or {}
         self._signal.stop(str(reason.get("cause") or "replay") if reason.get("kind") == "cancelled" else "replay")
 
-    def _stop_at(self, step: RecordedStep | None) -> None:
-        """Something was cut off here: by what stopped the step, or the turn, if one of them was stopped."""
-        if step is not None and step.interrupted:
+    async def _stop_at(self, step: RecordedStep | None) -> None:
+        """Something was cut off here, if its step, or its turn there, was stopped: then this does not return."""
+        turn = self._turn
+        if step is None or turn is None:
+            return
+        if step.interrupted:
             self._signal.stop_step()
-        elif step is not None and self._turn is not None and self._turn.is_stopped:
+        elif turn.is_stopped and step is turn.steps[-1]:
             self._stop()
+        else:
+            return
+        await _for_ever()
 
     # -- the model --------------------------------------------------------------------------------------------------
 

@@ -180,6 +180,7 @@ class RecordedStep:
         results: The data of each ``tool/result`` by call id.
         todos: The data of each ``todo/write``.
         interrupted: It alone was stopped.
+        headed: Its request had a header of its own in the log.
     """
 
     number: int
@@ -189,6 +190,7 @@ class RecordedStep:
     results: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     todos: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     interrupted: bool = False
+    headed: bool = False
 
 
 @dataclass(slots=True)

@@ -90,6 +90,8 @@ class RecordingReader:
             self._header = event.data["header"]
             if self._turn is not None:
                 self._turn.header = self._header
+            if self._step is not None:
+                self._step.headed = True
         if event.seq >= self._seed_length:
             if self._turn is not None:
                 self._turn.time = event.time

@@ -74,11 +74,11 @@ class Cues:
 
     Attributes:
         leave: The replay is over.
-        stop: The turn, or its step, was stopped here, if it was.
+        stop: The turn, or its step, was stopped here, if it was: then it does not return.
     """
 
     leave: Callable[[Divergence], None]
-    stop: Callable[[RecordedStep | None], None]
+    stop: Callable[[RecordedStep | None], Awaitable[None]]
 
 
 class ShorteningPlayer:
@@ -332,7 +332,7 @@ class ShorteningPlayer:
         if not compaction.requests and compaction.summary is None:
             error = compaction.error
             if error is None or error.get("code") == "compaction.cancelled":
-                self._cues.stop(course.step)
+                await self._cues.stop(course.step)
                 raise _over()
             if error.get("code") != "compaction.summary":
                 raise error_from_data(error)
@@ -378,7 +378,7 @@ class ShorteningPlayer:
             raise _unanswered()
         self.requests += 1
         if asked.response is None:
-            self._cues.stop(course.step)
+            await self._cues.stop(course.step)
             raise _unanswered()
         answer = await self._answer(asked, is_last=at + 1 == len(compaction.requests))
         for chunk in answer.chunks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from kimi_ray.llm.context_window import CompactionSettings
 from kimi_ray.llm.script import Step
 from kimi_ray.log import pruned
 from kimi_ray.replay import AgentReplay, ReplayOptions, ReplayReport, replay_session
+from kimi_ray.settings import Sampling
 from tests.unit.replay.recorded_sessions import look, recorded, replayed
 from tests.unit.replay.test_replay_compactions import Talk, window
 from tests.unit.replay.test_replay_damage import Lines, whole_log
@@ -214,6 +216,44 @@ async def test_summaries_that_failed_fail_again(tmp_path: Path) -> None:
     assert not talk.fails and types.count("compaction/start") > types.count("compaction/summary") > 0
     main = await _main(tmp_path)
     assert main.summary_requests == types.count("compaction/request")
+
+
+class Slow(Talk):
+    """A model whose first summary takes for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def speak(self, request: ChatRequest) -> Step:
+        """As ``answer``."""
+        if request.purpose == "compaction" and not self.asked.is_set():
+            self.asked.set()
+            await asyncio.Event().wait()
+        return self.answer(request)
+
+
+async def test_a_compaction_that_was_cancelled_leaves_the_header_of_the_turn_before(tmp_path: Path) -> None:
+    talk = Slow()
+    async with recorded(tmp_path, talk.speak, **window(talk.speak)) as session:
+        await session.main.set_model("small")
+        for number in range(20):
+            said = Sampling(temperature=0.5)
+            prompt = await session.main.submit(f"question {number} " + "please " * 30, sampling=said)
+            ended = asyncio.ensure_future(prompt.result(10))
+            asked = asyncio.ensure_future(talk.asked.wait())
+            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if talk.asked.is_set():
+                await prompt.cancel()
+                await ended
+                break
+            await ended
+        await (await session.main.submit("and again")).result(10)
+    source = await whole_log(tmp_path)
+    assert "compaction.cancelled" in b"".join(source.lines).decode()
+    main = await _main(tmp_path)
+    assert main.summary_requests == _types(source).count("compaction/request") > 1
 
 
 @pytest.mark.parametrize("field", ["compactions", "prunes[0]", "compaction.range"])
