@@ -34,7 +34,8 @@ async def test_a_task_ends_with_its_host_and_one_that_ends_wakes_its_agent(
     work = tmp_path / "work"
     work.mkdir()
     session = await runtime.workspace(work).create_session(model=WORKER, profile=PROFILE)
-    assert await ask(session, "start echo quick") == "told nothing"
+    assert await ask(session, "start until test -e go; do sleep 0.05; done; echo quick") == "told nothing"
+    (work / "go").touch()
 
     async def woken() -> bool:
         return [event.type async for event in session.main.events()].count("turn/end") == 2
