@@ -11,8 +11,7 @@ from kimi_ray.app import SessionSummary, summary_of
 from kimi_ray.errors import ConfigError, KimiRayError
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.fork_words import MAX_FORKS, ForkedSession, ForkSpec, ForkWorkdir
-from kimi_ray.hosts.live_session import MAIN
-from kimi_ray.ids import is_path_safe_id, new_session_id, new_ulid
+from kimi_ray.ids import MAIN, is_path_safe_id, new_session_id, new_ulid
 from kimi_ray.runs.seeds import fork_seed
 from kimi_ray.session import checked_metadata, checked_tags, checked_title
 from kimi_ray.session_lifecycle import Lifecycle, as_text, checked_id

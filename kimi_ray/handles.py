@@ -16,9 +16,8 @@ from kimi_ray.features.compaction import CompactionResult, UndoResult, check_cou
 from kimi_ray.features.permissions import Answer, AnswerScope, checked_answer, checked_mode
 from kimi_ray.hosts.courier import Courier, Entry, Route
 from kimi_ray.hosts.features import Features
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import Outcome, PromptResult, PromptSpec, PromptStatus
-from kimi_ray.ids import is_path_safe_id, new_message_id
+from kimi_ray.ids import MAIN, is_path_safe_id, new_message_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log_following import follow_log
 from kimi_ray.session import turn_reason

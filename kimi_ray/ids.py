@@ -10,8 +10,12 @@ import hashlib
 import os
 import re
 import threading
+from typing import Final
 
 from kimi_ray.wall_clock import epoch_ms
+
+MAIN: Final = "main"
+"""The id of a session's first agent."""
 
 _PATH_SAFE_ID = re.compile(r"\A[A-Za-z0-9_-]{1,128}\Z")
 _SLUG_GAP = re.compile(r"[^a-z0-9._-]+")

@@ -16,9 +16,9 @@ from kimi_ray.handles import SessionServices
 from kimi_ray.hosts.connection import Connection, connect_in_process
 from kimi_ray.hosts.courier import Courier
 from kimi_ray.hosts.features import Features, load_features
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
 from kimi_ray.hosts.stored_binding import read_binding, read_last_binding
+from kimi_ray.ids import MAIN
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.replay import HomeSource, RecordedSession, rebuild_session
 from kimi_ray.replay.places import find_place, not_there, split_name

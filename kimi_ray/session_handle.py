@@ -16,9 +16,8 @@ from kimi_ray.features.permissions import Approval
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.features import Features
 from kimi_ray.hosts.limiter_history import LimiterHistory
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.permission_calls import approvals_of
-from kimi_ray.ids import agent_number, new_ulid
+from kimi_ray.ids import MAIN, agent_number, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.runs.execute import RunSink, open_run, reopen_run
 from kimi_ray.runs.manifest import seed_of

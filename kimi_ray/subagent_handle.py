@@ -14,10 +14,9 @@ from kimi_ray.agent.subagents import DEFAULT_PROFILE, SubagentResult, SummaryPol
 from kimi_ray.errors import AgentError, ConfigError
 from kimi_ray.handles import Agent, SessionServices
 from kimi_ray.hosts.courier import Route
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.subagent_calls import RunWish, SubagentCalls
 from kimi_ray.hosts.subagent_words import SpawnSubagent
-from kimi_ray.ids import new_ulid
+from kimi_ray.ids import MAIN, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.session_link import SessionLink
 from kimi_ray.settings import Profile

@@ -13,9 +13,8 @@ from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.features.permissions import checked_mode
 from kimi_ray.forks import Home, fork_spec
 from kimi_ray.hosts.fork_words import ForkSpec, ForkWorkdir
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.specs import AgentSpec, SessionSpec
-from kimi_ray.ids import new_session_id, new_ulid, workspace_id
+from kimi_ray.ids import MAIN, new_session_id, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import checked_metadata, checked_tags, checked_title

@@ -15,8 +15,7 @@ from kimi_ray.bench.report import BenchReport
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.events.header import ParentRef
-from kimi_ray.hosts.live_session import MAIN
-from kimi_ray.ids import new_session_id, new_ulid
+from kimi_ray.ids import MAIN, new_session_id, new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.store import open_store
 from kimi_ray.store.seam import Stream

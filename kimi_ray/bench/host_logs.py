@@ -14,11 +14,10 @@ from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.errors import KimiRayError
 from kimi_ray.events import LogHeader, WriterRef
 from kimi_ray.hosts.agent_services import OpenedLog
-from kimi_ray.hosts.live_session import MAIN
 from kimi_ray.hosts.log_opening import LogOpener
 from kimi_ray.hosts.ports import store_name
 from kimi_ray.hosts.steady_calls import StoreCalls, shard_of
-from kimi_ray.ids import new_session_id, new_ulid
+from kimi_ray.ids import MAIN, new_session_id, new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.runtime import Runtime
 from kimi_ray.settings import Profile

@@ -30,7 +30,7 @@ from kimi_ray.bench.processes import Meter, peak_rss_mb
 from kimi_ray.bench.report import BenchReport
 from kimi_ray.bench.workload import PLAIN_MODEL
 from kimi_ray.errors import KimiRayError, error_from_data
-from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.ids import MAIN
 from kimi_ray.runtime import Runtime
 from kimi_ray.store import open_store
 from kimi_ray.store.seam import Stream

@@ -14,7 +14,7 @@ from kimi_ray.bench.large_log import build_session
 from kimi_ray.bench.processes import Meter
 from kimi_ray.bench.report import BenchReport
 from kimi_ray.errors import KimiRayError
-from kimi_ray.hosts.live_session import MAIN
+from kimi_ray.ids import MAIN
 from kimi_ray.store import open_store
 from kimi_ray.store.seam import Stream
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.errors import ConfigError, SessionError
-from kimi_ray.ids import is_path_safe_id
+from kimi_ray.ids import MAIN, is_path_safe_id
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
     from kimi_ray.store.open import ReadStore
 
 LAST = "@last"
-MAIN = "main"
 _OF_A_RUN = 1000
 _MANIFEST = "run.json"
 _REPEAT = re.compile(r"\A(?P<item>.+)#(?P<repeat>\d+)\Z", re.DOTALL)

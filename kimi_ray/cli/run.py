@@ -16,6 +16,7 @@ from kimi_ray.cli.printing import counted, one_line, print_json, safe, tell
 from kimi_ray.cli.session_resume import resume_session
 from kimi_ray.cli.settings_of import IN_PROCESS
 from kimi_ray.errors import ConfigError
+from kimi_ray.ids import MAIN
 
 if TYPE_CHECKING:
     from kimi_ray.agent.specs import PromptResult
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kimi_ray.session_handle import Session
 
 PROFILE = "agent"
-MAIN = "main"
 _LAST_EVENTS_S = 5.0
 _TOOL_COLUMNS = 120
 _NOTE_COLUMNS = 400

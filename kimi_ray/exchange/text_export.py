@@ -15,6 +15,7 @@ from kimi_ray.exchange.archive import Sink, not_written, whole_file
 from kimi_ray.exchange.atif import atif_trajectory
 from kimi_ray.exchange.chat_formats import openai_conversation, sharegpt_conversation
 from kimi_ray.exchange.conversations import MALFORMED, bad_payload, read_conversation
+from kimi_ray.ids import MAIN
 from kimi_ray.session.document_value import parent_of_log
 from kimi_ray.settings import Settings
 from kimi_ray.store.open import ReadStore
@@ -22,7 +23,6 @@ from kimi_ray.store.seam import ListedLog, Stream
 
 ExportFormat = Literal["openai", "atif", "sharegpt"]
 FORMATS: Final[tuple[ExportFormat, ...]] = ("openai", "atif", "sharegpt")
-_MAIN: Final = "main"
 _PROBLEMS_KEPT: Final = 1000
 
 
@@ -134,7 +134,7 @@ class _Writer:
         agents = [stream.agent_id for stream in logs]
         if self._format == "atif":
             # The others are in it; without main each stands by itself.
-            agents = [_MAIN] if _MAIN in agents else agents
+            agents = [MAIN] if MAIN in agents else agents
         return [Wanted(session_id=wanted, agent_id=agent_id) for agent_id in agents]
 
     async def _value(self, log: ListedLog, facts: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class _Writer:
         """The logs of a session, main first; of the newest one asked for, for runs have thousands in one."""
         if self._session_id != session_id:
             listed = await self._store.list(session_id)
-            ordered = sorted(listed, key=lambda log: (log.stream.agent_id != _MAIN, *_number(log.stream.agent_id)))
+            ordered = sorted(listed, key=lambda log: (log.stream.agent_id != MAIN, *_number(log.stream.agent_id)))
             self._session_id, self._known = session_id, {log.stream: log for log in ordered}
             self._children = _below(self._known.values())
         return self._known
@@ -161,7 +161,7 @@ def _below(logs: Iterable[ListedLog]) -> dict[str, list[ListedLog]]:
     parents = {
         log.stream.agent_id: parent_of_log(log.header)
         for log in logs
-        if log.header is not None and log.stream.agent_id != _MAIN
+        if log.header is not None and log.stream.agent_id != MAIN
     }
     found: dict[str, list[ListedLog]] = {}
     for log in logs:

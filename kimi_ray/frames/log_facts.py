@@ -10,7 +10,8 @@ from pydantic_core import to_json
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.frames.reading import Event, Handler
-from kimi_ray.frames.sources import MAIN, FoundLog
+from kimi_ray.frames.sources import FoundLog
+from kimi_ray.ids import MAIN
 from kimi_ray.runs.outcomes import RowError
 from kimi_ray.session.document_value import parent_of_log
 

@@ -14,7 +14,7 @@ from kimi_ray.config import load_config
 from kimi_ray.errors import ConfigError, KimiRayError, RunError, SessionError, StoreError, error_from_data
 from kimi_ray.frames.places import ArchivePlace, HomePlace, Place
 from kimi_ray.frames.prices import NO_PRICES, Prices, configured_prices, prices_of_run
-from kimi_ray.ids import agent_number, is_path_safe_id
+from kimi_ray.ids import MAIN, agent_number, is_path_safe_id
 from kimi_ray.runs.run_directory import ATTEMPTS, MANIFEST, RESULTS, read_manifest
 from kimi_ray.session.document_value import parent_of_log
 from kimi_ray.session.refusals import no_agent, no_session
@@ -23,7 +23,6 @@ from kimi_ray.store.seam import ListedLog, Stream
 Source = str | os.PathLike[str]
 Sources = Source | Iterable[Source]
 
-MAIN: Final = "main"
 _RUN_PREFIX: Final = "run_"
 _ARCHIVE_ENDS: Final = ".zip"
 

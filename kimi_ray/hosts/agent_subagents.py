@@ -34,13 +34,12 @@ from kimi_ray.hosts.session_subagents import depth_exceeded
 from kimi_ray.hosts.specs import SessionSpec
 from kimi_ray.hosts.subagent_calls import RunWish, SubagentCalls
 from kimi_ray.hosts.subagent_words import Inherited, SpawnSubagent
-from kimi_ray.ids import new_ulid, workspace_id
+from kimi_ray.ids import MAIN, new_ulid, workspace_id
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.scopes import LifecycleScope
 from kimi_ray.settings import Profile, Workdir
 from kimi_ray.tools.workdirs import PreparedWorkdir
 
-MAIN = "main"
 FORK_NOTICE = (
     "You are a fork: what is above is the conversation of the agent that started you, and yours only to know. Your task"
     " follows. Do it and answer once, with all that the other one needs of it: of your work it sees that answer alone."

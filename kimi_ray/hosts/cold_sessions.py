@@ -16,14 +16,13 @@ from kimi_ray.errors import KimiRayError, StoreError
 from kimi_ray.hosts.orphans import stop_orphans
 from kimi_ray.hosts.ports import Cluster, is_lost
 from kimi_ray.hosts.steady_calls import StoreCalls
-from kimi_ray.ids import new_ulid, workspace_id
+from kimi_ray.ids import MAIN, new_ulid, workspace_id
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import loaded_document, new_document
 from kimi_ray.session.document_value import with_patch
 from kimi_ray.session.refusals import no_session
 from kimi_ray.store.seam import Document
 
-MAIN = "main"
 _GONE = ("store.not_found", "store.deleted")
 _DROP_S = 60.0
 

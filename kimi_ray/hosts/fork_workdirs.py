@@ -7,9 +7,10 @@ from typing import Any
 
 from kimi_ray.errors import KimiRayError, ToolError
 from kimi_ray.hosts.fork_words import ForkSpec
-from kimi_ray.hosts.live_session import MAIN, HostServices
+from kimi_ray.hosts.live_session import HostServices
 from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.specs import PlaceAgent
+from kimi_ray.ids import MAIN
 from kimi_ray.session.fork_plan import ForkPlan
 from kimi_ray.settings import Workdir
 from kimi_ray.store.seam import Stream

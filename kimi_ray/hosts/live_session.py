@@ -28,7 +28,7 @@ from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_words import SwarmSpec
 from kimi_ray.hosts.tree_limits import TreeLimits
 from kimi_ray.hosts.tree_recovery import TreeRecovery
-from kimi_ray.ids import agent_number, new_ulid
+from kimi_ray.ids import MAIN, agent_number, new_ulid
 from kimi_ray.llm.models import Price, ResolvedModel
 from kimi_ray.llm.reachable import ReachableModels
 from kimi_ray.session import AgentEntry, SessionDocument, parent_of_log
@@ -37,7 +37,6 @@ from kimi_ray.settings import Isolation, Limits, Profile, Sampling
 from kimi_ray.store.named_locks import NamedLocks
 from kimi_ray.store.seam import Document, Stream
 
-MAIN = "main"
 _PING_S = 2.0
 _FLUSH_S = 60.0
 _TRIES = 4

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.boundary import noted
-from kimi_ray.hosts.live_session import MAIN, LiveSession
+from kimi_ray.hosts.live_session import LiveSession
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.specs import AgentProgress
+from kimi_ray.ids import MAIN
 from kimi_ray.log import epoch_ms
 from kimi_ray.store.seam import Stream
 

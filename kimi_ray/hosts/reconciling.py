@@ -14,13 +14,13 @@ from pydantic_core import from_json
 
 from kimi_ray.errors import KimiRayError
 from kimi_ray.hosts.specs import EventPage
+from kimi_ray.ids import MAIN
 from kimi_ray.session import Activity, TurnReasonKind, last_prompt, turn_reason
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
 
-MAIN = "main"
 _CALL_S = 60.0
 _TAIL_EVENTS = 400
 _TAIL_BYTES = 4 << 20

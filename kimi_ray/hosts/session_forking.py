@@ -18,11 +18,11 @@ from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.cold_sessions import ColdSessions
 from kimi_ray.hosts.fork_words import ForkedSession, ForkSpec
 from kimi_ray.hosts.fork_workdirs import ForkWorkdirs
-from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
+from kimi_ray.hosts.live_session import HostServices, LiveSession
 from kimi_ray.hosts.orphans import living_agents
 from kimi_ray.hosts.ports import Peer, is_lost
 from kimi_ray.hosts.quiescence import LEASE_S, active_swarm, active_turn, quiescence_lost
-from kimi_ray.ids import new_ulid
+from kimi_ray.ids import MAIN, new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.session.fork_document import fork_document
 from kimi_ray.session.fork_plan import ForkPlan, plan_fork

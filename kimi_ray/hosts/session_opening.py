@@ -16,11 +16,11 @@ from dishka import AsyncContainer
 from kimi_ray.errors import KimiRayError, SessionError, StoreError
 from kimi_ray.hosts.activation import activate_agent
 from kimi_ray.hosts.cold_sessions import ColdSessions
-from kimi_ray.hosts.live_session import MAIN, HostServices, LiveSession
+from kimi_ray.hosts.live_session import HostServices, LiveSession
 from kimi_ray.hosts.orphans import adopt_living
 from kimi_ray.hosts.session_services import ClaimedSession
 from kimi_ray.hosts.specs import SessionSpec
-from kimi_ray.ids import new_ulid
+from kimi_ray.ids import MAIN, new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import dispose, open_scope
 from kimi_ray.session import new_document

@@ -11,10 +11,11 @@ from typing import Any
 from dishka import Provider, from_context, provide  # pyright: ignore[reportUnknownVariableType]
 
 from kimi_ray.config import RuntimeConfig
-from kimi_ray.hosts.live_session import MAIN, HostServices, LiveAgent, LiveSession
+from kimi_ray.hosts.live_session import HostServices, LiveAgent, LiveSession
 from kimi_ray.hosts.ports import Cluster
 from kimi_ray.hosts.specs import SessionSpec
 from kimi_ray.hosts.steady_calls import RegistryCalls, StoreCalls
+from kimi_ray.ids import MAIN
 from kimi_ray.log import epoch_ms
 from kimi_ray.scopes import LifecycleScope
 from kimi_ray.session import AgentEntry, SessionDocument

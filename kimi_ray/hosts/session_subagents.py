@@ -24,7 +24,7 @@ from kimi_ray.hosts.stored_binding import node_of_directory, workdir_of
 from kimi_ray.hosts.subagent_watch import SubagentWatch
 from kimi_ray.hosts.subagent_words import BeginSubagent, ChildRun, EndSubagent, Inherited, ReadyChild, SpawnSubagent
 from kimi_ray.hosts.swarm_attempts import spent_of
-from kimi_ray.ids import new_ulid
+from kimi_ray.ids import MAIN, new_ulid
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.log import epoch_ms
 from kimi_ray.session import AgentEntry, parent_of_log
@@ -35,7 +35,6 @@ from kimi_ray.version import __version__
 if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
 
-MAIN = "main"
 _CLOSE_S = 10.0
 _REMEMBERED = 1024
 _SPAWN = "spawn"

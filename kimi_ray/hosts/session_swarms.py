@@ -17,13 +17,12 @@ from kimi_ray.hosts.stored_binding import node_of_directory
 from kimi_ray.hosts.swarm_run import SwarmRun
 from kimi_ray.hosts.swarm_services import SwarmServices
 from kimi_ray.hosts.swarm_words import SwarmSpec
+from kimi_ray.ids import MAIN
 from kimi_ray.session import parent_of_log
 from kimi_ray.store.seam import Stream
 
 if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
-
-MAIN = "main"
 
 
 async def begin_swarm(

@@ -17,6 +17,7 @@ from kimi_ray.hosts.ports import is_lost
 from kimi_ray.hosts.swarm_attempts import spent_of, spent_so_far
 from kimi_ray.hosts.swarm_events import limits_left
 from kimi_ray.hosts.tree_limits import COUNTED, as_totals
+from kimi_ray.ids import MAIN
 from kimi_ray.runs.schedule import Spent
 from kimi_ray.settings import Limits
 from kimi_ray.store.seam import Stream
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
     from kimi_ray.hosts.subagent_words import ChildRun
 
-MAIN = "main"
 _CALL_S = 5.0
 
 

@@ -11,7 +11,7 @@ from kimi_ray.errors import AgentError, KimiRayError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef
 from kimi_ray.hosts.specs import AgentProgress, AgentSpec, AgentTotals, Outcome, PromptSpec, RunRequest
 from kimi_ray.hosts.swarm_words import GoingOn, Rollout, SwarmSpec
-from kimi_ray.ids import new_message_id, new_ulid
+from kimi_ray.ids import MAIN, new_message_id, new_ulid
 from kimi_ray.log import epoch_ms
 from kimi_ray.runs.items import RolloutKey
 from kimi_ray.runs.outcomes import RowStatus, error_of, status_of
@@ -20,8 +20,6 @@ from kimi_ray.runs.schedule import Spent
 from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import Stream
 from kimi_ray.version import __version__
-
-MAIN = "main"
 
 
 @dataclass(eq=False, slots=True)

@@ -16,13 +16,13 @@ from kimi_ray.hosts.boundary import noted
 from kimi_ray.hosts.orphans import continued, going_on, run_so_far, stop_agents
 from kimi_ray.hosts.stored_agents import read_agent, untold
 from kimi_ray.hosts.swarm_words import SwarmSpec
+from kimi_ray.ids import MAIN
 from kimi_ray.session import InFlight, entry_of_log, in_flight
 from kimi_ray.store.seam import ListedLog, Stream
 
 if TYPE_CHECKING:
     from kimi_ray.hosts.live_session import LiveSession
 
-MAIN = "main"
 _REVIVED_AT_ONCE = 16
 _FENCED = ("session.fenced", "store.fenced")
 

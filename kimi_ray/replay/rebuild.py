@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from kimi_ray.errors import KimiRayError, LogError, error_from_data
 from kimi_ray.events import LogHeader, thaw
+from kimi_ray.ids import MAIN
 from kimi_ray.llm.chat import ChatRequest, ToolSpec
 from kimi_ray.log import Message
 from kimi_ray.replay.malformed import shape_of
@@ -19,8 +20,6 @@ from kimi_ray.session.refusals import no_agent, no_session
 from kimi_ray.session.time_travel import point_of
 from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import Stream
-
-MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)

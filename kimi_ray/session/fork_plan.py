@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from kimi_ray.errors import LogError, SessionError, StoreError
 from kimi_ray.events import LogHeader, ParentRef, WriterRef, make_event, parse_header
-from kimi_ray.ids import agent_number
+from kimi_ray.ids import MAIN, agent_number
 from kimi_ray.log import closing_events, inherited_closers
 from kimi_ray.log.slicing import WHOLE, ChildPosition, LogScanner, LogSlice, Where
 from kimi_ray.session.document_value import AgentEntry
@@ -30,7 +30,6 @@ from kimi_ray.settings import Sampling
 from kimi_ray.store.seam import ListedLog, LogCopy, Stream
 from kimi_ray.version import __version__
 
-MAIN = "main"
 INHERITED = "inherited"
 """The header's word for how many events of a log are another agent's history (``plan_agent_fork``)."""
 _PARENT_LABEL = "parent_agent_id"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -71,3 +72,9 @@ def test_what_may_not_become_a_path(bad: str) -> None:
 )
 def test_agent_numbers(agent_id: str, number: int | None) -> None:
     assert ids.agent_number(agent_id) == number
+
+
+def test_the_id_of_the_first_agent_is_defined_once() -> None:
+    root = Path(ids.__file__).parent
+    defines = re.compile(r'^_?MAIN\b.*= *"main"', re.MULTILINE)
+    assert [path.name for path in root.rglob("*.py") if defines.search(path.read_text())] == ["ids.py"]

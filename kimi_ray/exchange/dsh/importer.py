@@ -18,9 +18,9 @@ from kimi_ray.events import SessionEvent, make_event
 from kimi_ray.exchange.dsh.convert import Conversion
 from kimi_ray.exchange.dsh.lossless import within_rule
 from kimi_ray.exchange.dsh.model import JsonObject, Reading
-from kimi_ray.exchange.dsh.session_facts import FORMAT, MAIN, SessionFacts, document, log_header, workspace_of
+from kimi_ray.exchange.dsh.session_facts import FORMAT, SessionFacts, document, log_header, workspace_of
 from kimi_ray.exchange.dsh.sources import read_source
-from kimi_ray.ids import is_path_safe_id, new_ulid
+from kimi_ray.ids import MAIN, is_path_safe_id, new_ulid
 from kimi_ray.store.chunk_rows import pack_rows
 from kimi_ray.store.seam import Batch, Document, Store, Stream
 

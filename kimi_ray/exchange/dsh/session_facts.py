@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kimi_ray.events import LogHeader, ParentRef, SessionEvent, WriterRef
 from kimi_ray.exchange.dsh.lossless import within_rule
 from kimi_ray.exchange.dsh.model import JsonObject
-from kimi_ray.ids import workspace_id
+from kimi_ray.ids import MAIN, workspace_id
 from kimi_ray.session import new_document
 from kimi_ray.session.document_value import (
     MAX_TITLE_CHARS,
@@ -28,7 +28,6 @@ from kimi_ray.store.layout import NO_WORKSPACE
 from kimi_ray.version import __version__
 
 FORMAT: Final = "dsh"
-MAIN: Final = "main"
 _BUILTIN: Final = {"read": "Read", "write": "Write", "edit": "Edit", "glob": "Glob", "grep": "Grep", "bash": "Bash"}
 _PROFILE_NAME_CHARS: Final = 64
 

@@ -46,12 +46,12 @@ from kimi_ray.features.external_hooks.verdict import (
     result_block,
     verdict_of,
 )
+from kimi_ray.ids import MAIN
 from kimi_ray.tools.commands import scrubbed_environment
 
 NAME = "external_hooks"
 MAX_PENDING = 64
 """Events of one agent whose hooks run in the background; at that many the agent waits for one of them."""
-_MAIN = "main"
 _FAILED = frozenset({"failed", "timeout", "limit"})
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class AgentHooks:
         self._journal = journal
         self._leaving_s = leaving_s
         self._root = root
-        self._is_main = spec.stream.agent_id == _MAIN
+        self._is_main = spec.stream.agent_id == MAIN
         self._pending: set[asyncio.Task[None]] = set()
         self._told_broken: set[str] = set()
         self._went_on_in: int | None = None

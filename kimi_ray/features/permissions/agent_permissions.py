@@ -14,12 +14,12 @@ from kimi_ray.features.permissions.calls import Call, call_of
 from kimi_ray.features.permissions.policy import Decision, decide
 from kimi_ray.features.permissions.rules import RuleBook
 from kimi_ray.features.permissions.words import Answer, AnswerScope, Approval, forbidden, refused, unanswered
+from kimi_ray.ids import MAIN
 from kimi_ray.settings import PermissionModeName
 from kimi_ray.tools.contract import Environment
 from kimi_ray.wall_clock import epoch_ms
 
 NAME = "permissions"
-_MAIN = "main"
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class AgentPermissions:
     async def _gate(self, gate: ToolGate) -> None:
         call = await call_of(gate, self._environment)
         found = await asyncio.to_thread(self._decide, call)
-        subagent = self._agent_id != _MAIN
+        subagent = self._agent_id != MAIN
         if found.decision == "ask":
             await self._ask(gate, call, found, subagent=subagent)
             return
