@@ -14,6 +14,7 @@ from pydantic import Field
 from kimi_ray.errors import AgentError, error_from_data
 from kimi_ray.llm.models import ResolvedModel
 from kimi_ray.llm.reachable import NO_MODELS, ReachableModels
+from kimi_ray.pickling import pickled_by_place
 from kimi_ray.settings import (
     Limits,
     OnInterrupt,
@@ -89,6 +90,7 @@ class RolloutCall:
     """What the function returns must fit it."""
 
 
+@pickled_by_place
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
     """A prompt, or with ``continuation`` a turn without a new message (``text`` is then empty)."""
@@ -151,6 +153,7 @@ class PromptStatus:
     turn: int | None
 
 
+@pickled_by_place
 @dataclass(frozen=True, slots=True)
 class AgentTotals:
     """What an agent used over its whole life, as its log tells; times in milliseconds."""
@@ -171,6 +174,7 @@ class AgentTotals:
     retries: int = 0
 
 
+@pickled_by_place
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A prompt's end, as ``wait_any`` reports it. ``seq``/``epoch``: the agent's durable position behind it."""
