@@ -73,7 +73,10 @@ class RuntimeConfig(Settings):
 
     hosts_per_node: int | None = Field(default=None, ge=1, description="Host processes per node; none: its CPUs.")
     agents_per_host: int = Field(
-        default=256, ge=1, description="Soft limit: a host below it takes an agent before a new host is started."
+        default=256,
+        ge=1,
+        description="Soft limit: while a host is below it, nobody waits for another host to start, "
+        "but up to 3 s in a burst on a young runtime.",
     )
     max_agents_per_host: int | None = Field(
         default=None, ge=1, description="Hard limit; 1 gives every session and agent an actor of its own."
