@@ -157,6 +157,10 @@ class AgentFold:
     """The last answer of which a server counted the tokens."""
     windows: LearnedWindows = field(default_factory=LearnedWindows)
     """The windows of models whose servers refused requests as too long."""
+    failed_at: int | None = None
+    """How large the context was when a compaction by pressure last failed for want of a summary; None: the last one did
+    not, or another model was chosen since."""
+    _compacted_at: int | None = None
     permission_mode: PermissionModeName | None = None
     """The mode that was set last; None: none was, the configured one counts."""
     approved_calls: set[str] = field(default_factory=set[str])
@@ -409,6 +413,7 @@ class AgentFold:
 
     def _model(self, event: SessionEvent) -> None:
         self.model_name = event.data["model"]
+        self.failed_at = None
 
     def _user(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["id"])
@@ -442,12 +447,18 @@ class AgentFold:
         self.asked.started(event)
         if event.data.get("trigger") == "overflow":
             self.windows.mended(self._wire_model, event.data.get("tokens"))
+        self._compacted_at = event.data.get("tokens") if event.data.get("trigger") == "pressure" else None
 
     def _compaction_summary(self, event: SessionEvent) -> None:
         self.asked.summed(event)
 
     def _compaction_end(self, event: SessionEvent) -> None:
         self.asked.ended(event)
+        error = event.data.get("error")
+        if error is None:
+            self.failed_at = None
+        elif error.get("code") == "compaction.summary" and self._compacted_at is not None:
+            self.failed_at = self._compacted_at
 
     def _output(self, event: SessionEvent) -> None:
         record = self.prompts.get(event.data["prompt_id"])

@@ -131,8 +131,8 @@ class OutcomeWatches:
         return watch
 
     def put_down(self, name: str | None, watch: Watch) -> None:
-        """A question was answered: the watch waits for the next one, or ends if it has no name."""
-        if name is None:
+        """A question was answered: the watch waits for the next one, or ends if it has no name, or nothing to tell."""
+        if name is None or not (watch.prompts or watch.forgotten or watch.has_news):
             watch.end()
             return
         self._named[name] = watch

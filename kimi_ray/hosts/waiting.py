@@ -134,9 +134,10 @@ class OutcomeWaiter:
                 self._lose(number, unexpected(error, f"waiting at {self._peer.name}"))
                 return
             pause_s = _LINGER_MIN_S
-            # Nothing, or not the watch that it was: all are named again, so nothing can be waited for in vain.
-            answers = answers + 1 if outcomes else 0
             known = [outcome for outcome in outcomes or () if self._forget((outcome.stream, outcome.prompt_id))]
+            # Nothing came, or it is not the watch that it was: all are named again, so none can be waited for in vain.
+            # And the host lets go of a watch with nothing left to wait for.
+            answers = answers + 1 if outcomes and self._covered[number] else 0
             if known:
                 self._on_outcomes(known)
                 await self._linger(len(known))

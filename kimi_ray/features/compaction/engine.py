@@ -19,6 +19,13 @@ from kimi_ray.features.compaction.words import CompactionResult, Trigger, busy, 
 from kimi_ray.llm.context_window import CompactionSettings
 from kimi_ray.log import Span, select_range, span_between, surface_prices
 
+ROOM_BEFORE_ANOTHER = 0.25
+"""Of the room that a failed compaction left up to the window, this share is filled before the next one is tried: a
+model that cannot summarize is not asked before each request, and with less and less room more often."""
+
+LEAST_BEFORE_ANOTHER = 0.02
+"""It is at least this share of the window."""
+
 
 class CompactionEngine:
     """Compacts one agent's conversation.
@@ -62,7 +69,8 @@ class CompactionEngine:
         """Inside a turn: prune, then compact until the next request is below the threshold.
 
         Returns:
-            The last compaction, or None when there was none: nothing is due, or pruning was enough.
+            The last compaction, or None when there was none: nothing is due, pruning was enough, or there was no
+            summary the last time and the context has hardly grown since (``ROOM_BEFORE_ANOTHER``).
 
         Raises:
             AgentError: as ``Compactor.compact``; ``compaction.not_enough``.
@@ -74,6 +82,8 @@ class CompactionEngine:
         for unseen in (False, True) if self.settings.prune else ():
             if await self._pruner.prune(self.settings.prune_rule, unseen=unseen) and self._size.total < threshold:
                 return None
+        if self._failed_just_now:
+            return None
         result: CompactionResult | None = None
         for _ in range(self.settings.retries + 1):
             found = await self._compact("pressure", self._window.retained, threshold=threshold)
@@ -83,6 +93,15 @@ class CompactionEngine:
             if self._size.total < threshold:
                 return result
         raise not_enough(self._size.total, threshold)
+
+    @property
+    def _failed_just_now(self) -> bool:
+        """Whether a model that gave no summary would be asked for hardly more than what it failed at."""
+        failed_at, window = self._journal.fold.failed_at, self._window.tokens
+        if failed_at is None or window is None:
+            return False
+        grown = max((window - failed_at) * ROOM_BEFORE_ANOTHER, window * LEAST_BEFORE_ANOTHER)
+        return self._size.total < failed_at + grown
 
     async def after_overflow(self) -> CompactionResult | None:
         """Inside a turn, a request was refused as too long: prune, and compact all but the last exchange.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kimi_ray.log import message_tokens
 from kimi_ray.log.pruning import MARKER
 from kimi_ray.settings import Usage
 from kimi_ray.tools import tool
-from tests.unit.context.stage import ContextBench, Told, small
+from tests.unit.context.stage import WINDOW, ContextBench, Told, small
 
 
 @tool
@@ -138,6 +139,35 @@ async def test_a_compaction_that_fails_harms_no_turn_and_is_told_in_its_bracket(
     assert all(outcome.result.state == "completed" for outcome in bench.outcomes.values())
     assert told.tasks and all("error" in end for end in bench.of("compaction/end"))
     assert not bench.of("note/added")
+
+
+async def test_a_model_that_cannot_summarize_is_asked_seldom_and_more_often_with_less_room() -> None:
+    told = Told()
+    told.error = ProviderError("no", code="provider.auth")
+    bench = ContextBench(lambda _r: Step("ok"), summarizer=told)
+    for number in range(60):
+        await bench.say(f"{number} please")
+    starts = [start["tokens"] for start in bench.of("compaction/start")]
+    assert 4 <= len(starts) <= 20 and len(told.tasks) == len(starts)
+    for before, after in pairwise(starts):
+        assert after >= before + max((WINDOW - before) * 0.25, WINDOW * 0.02)
+    told.error = None
+    while len(bench.of("compaction/end")) == len(starts):
+        await bench.say("please " * 10)
+    assert "error" not in bench.of("compaction/end")[-1] and bench.journal.fold.failed_at is None
+
+
+async def test_another_model_is_asked_for_a_summary_at_once() -> None:
+    told = Told()
+    told.error = ProviderError("no", code="provider.auth")
+    bench = ContextBench(lambda _r: Step("ok"), summarizer=told)
+    while not told.tasks:
+        await bench.say("please " * 10)
+    await bench.say("go on")
+    assert len(told.tasks) == 1 and bench.journal.fold.failed_at is not None
+    bench.journal.append("profile/model", {"model": "other"})
+    await bench.say("go on")
+    assert len(told.tasks) == 2
 
 
 async def test_what_cannot_be_shortened_is_told_once_and_the_request_goes_out() -> None:
