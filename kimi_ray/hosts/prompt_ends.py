@@ -22,6 +22,9 @@ _READ_AHEAD = 1024
 _RECALL_S = 8.0
 """At least so long a log may be read for the ends that it tells of."""
 
+_ROUND_S = 1.0
+"""After so long no further log is read before the caller has its answer, or it would give the host up."""
+
 _PAGE_EVENTS = 4000
 _PAGE_BYTES = 4 << 20
 _SLICE_EVENTS = 500
@@ -72,7 +75,7 @@ class PromptEnds:
             for stream, prompt_id in waits:
                 self._take(watch, stream, prompt_id)
             if watch.forgotten and not watch.has_news:
-                await self._recall(watch, max(timeout_s, _RECALL_S), store)
+                await self._recall(watch, timeout_s, store)
             ended = await watch.answer(timeout_s)
         except BaseException:
             watch.end()
@@ -101,24 +104,40 @@ class PromptEnds:
         else:
             watch.add(stream, prompt_id)
 
-    async def _recall(self, watch: Watch, within_s: float, store: StoreCalls) -> None:
+    async def _recall(self, watch: Watch, timeout_s: float, store: StoreCalls) -> None:
+        """Read logs for what is forgotten; what there is no time for stays so, and comes with the next question."""
+        now = asyncio.get_running_loop().time
+        began = now()
         for stream, errors in list(watch.forgotten.items()):
             asked = dict(islice(errors.items(), KEPT_OF_AGENT))  # the others come next, and are near then
-            found: dict[str, Outcome] = {}
             try:
-                async with asyncio.timeout(within_s), self._reading:
-                    found = await self._read(stream, asked, store)
-            except TimeoutError:
-                cause = StoreError(f"its log was not read within {within_s:g} s", code="store.unavailable")
-            except KimiRayError as error:
-                cause = error
-            else:
-                cause = None
+                async with asyncio.timeout_at(began + timeout_s):
+                    await self._reading.acquire()
+            except TimeoutError:  # others have logs read: that says nothing of this one
+                return
+            try:
+                ends, cause = await self._read_within(max(began + timeout_s - now(), _RECALL_S), stream, asked, store)
+            finally:
+                self._reading.release()
             for prompt_id, error in asked.items():
                 del errors[prompt_id]
-                watch.tell_now(found.get(prompt_id) or failed_outcome(stream, prompt_id, _unread(error, cause)))
+                watch.tell_now(ends.get(prompt_id) or failed_outcome(stream, prompt_id, _unread(error, cause)))
             if not errors:
                 del watch.forgotten[stream]
+            if now() - began > _ROUND_S:
+                return
+
+    async def _read_within(
+        self, seconds: float, stream: Stream, asked: dict[str, AgentError], store: StoreCalls
+    ) -> tuple[dict[str, Outcome], KimiRayError | None]:
+        """The ends that a log tells of; none and why, if it cannot be read."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._read(stream, asked, store), None
+        except TimeoutError:
+            return {}, StoreError(f"its log was not read within {seconds:.1f} s", code="store.unavailable")
+        except KimiRayError as error:
+            return {}, error
 
     async def _read(self, stream: Stream, asked: dict[str, AgentError], store: StoreCalls) -> dict[str, Outcome]:
         """Read a log up to the ends that are asked for, and some more: whoever asks for one asks for the next."""

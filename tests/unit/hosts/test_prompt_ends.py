@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,56 @@ async def test_the_next_life_tells_them_from_its_log(place: Place) -> None:
     await ended(place.peer(), place.stream("main"), "more")
     for name in ("p0", "p2", "p6"):
         assert (await ended(place.peer(), place.stream("main"), name)).result == told[name].result
+
+
+async def test_many_logs_are_read_in_rounds_and_whoever_asks_hears_of_each_round(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = await _forgotten_of_agents(place, 6)
+    monkeypatch.setattr(prompt_ends, "_ROUND_S", 0.0)
+    answers: list[int] = []
+    found: set[tuple[Stream, str]] = set()
+    fresh = waits
+    while len(found) < len(waits):
+        ends = await place.peer().call("wait_any", fresh, 5.0, "watch", len(answers), timeout_s=10, group="wait")
+        assert ends and all(one.result.state == "completed" for one in ends)
+        found |= {(one.stream, one.prompt_id) for one in ends}
+        answers.append(len(ends))
+        fresh = []
+    assert found == set(waits) and answers == [1] * len(waits)
+
+
+async def test_a_log_is_not_given_up_because_others_are_being_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = await _forgotten_of_agents(place, 2)
+    gate, reading = asyncio.Event(), asyncio.Event()
+    read_from = StoreCalls.read_from
+
+    async def gated(self: StoreCalls, stream: Stream, *args: Any, **options: Any) -> Any:
+        reading.set()
+        await gate.wait()
+        return await read_from(self, stream, *args, **options)
+
+    monkeypatch.setattr(StoreCalls, "read_from", gated)
+    monkeypatch.setattr(prompt_ends, "_RECALL_S", 0.2)
+    ask = place.peer().call
+    first = asyncio.create_task(ask("wait_any", waits[:1], 10.0, timeout_s=15, group="wait"))
+    async with asyncio.timeout(10):
+        await reading.wait()
+    assert await ask("wait_any", waits[1:], 0.3, timeout_s=10, group="wait") == []
+    gate.set()
+    assert [one.result.state for one in await first] == ["completed"]
+    assert (await ended(place.peer(), *waits[1])).result.state == "completed"
+
+
+async def _forgotten_of_agents(place: Place, agents: int) -> list[tuple[Stream, str]]:
+    """The first prompt of each of so many agents, after others."""
+    waits: list[tuple[Stream, str]] = []
+    for n in range(agents):
+        name = f"agent_{n}" if n else "main"
+        spec = place.spec(name, script=("ok",))
+        await ran(place.peer(), RunRequest(spec, tuple(PromptSpec(f"p{n}-{k}", f"text {k}") for k in range(8))))
+        await ended(place.peer(), spec.stream, f"p{n}-7")
+        waits.append((spec.stream, f"p{n}-0"))
+    return waits
