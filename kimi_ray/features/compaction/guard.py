@@ -65,7 +65,8 @@ class WindowGuard:
             await self._engine.after_overflow()
         except KimiRayError as error:
             self._tell(error)
-        self._listen()  # there may be a window now
+        finally:
+            self._listen()  # there may be a window now, also when the user stopped what was mending it
         if surface.generation != before:
             self._overflows += 1
             event.again()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -61,6 +62,23 @@ async def test_what_a_server_refused_is_kept_away_from_in_every_life() -> None:
     other = bench.again(server, summarizer=Told(), model=small(max_context_tokens=100_000))
     assert window_of(other) == learned, "a window that is configured too large is no better"
     assert window_of(bench.again(server, summarizer=Told(), model=small(max_context_tokens=200))) == 200
+
+
+async def test_it_is_kept_to_in_this_life_too_where_the_user_stopped_what_was_mending_it() -> None:
+    server, told = Server(400), Told()
+    bench = ContextBench(server, summarizer=told, model=unknown())
+    told.gate.clear()
+    prompts = bench.submit(*[WORDS] * 20)
+    async with asyncio.timeout(10):
+        await told.asked.wait()
+    bench.agent.cancel(None, "user")
+    await bench.result(prompts[-1])
+    assert bench.of("compaction/end")[-1]["error"]["code"] == "compaction.cancelled"
+    assert window_of(bench) is not None
+    told.gate.set()
+    await bench.say("and now?")
+    assert bench.of("compaction/start")[-1]["trigger"] == "pressure"
+    assert len(server.refused) == 1
 
 
 async def test_another_model_is_not_bound_by_it() -> None:
