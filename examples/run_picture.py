@@ -83,9 +83,7 @@ def draw(tables: dict[str, Any]) -> str:
         row = rows.get(lane)
         label = lane[1] if row is None else f"{str(row['item']).strip(chr(34))[:18]} ({row['status']})"
         svg.append(f"<text x='4' y='{LANE * (number + 2) + 12}'>{escape(label)}</text>")
-    for session_id, agent_id, began, ended, outcome, name in bars:
-        if (session_id, agent_id) not in lanes:
-            continue
+    for session_id, agent_id, began, ended, outcome, name in [bar for bar in bars if bar[:2] in lanes]:
         y = LANE * (lanes.index((session_id, agent_id)) + 2) + 2
         x = LEFT + WIDTH * (began - first).total_seconds() / seconds
         width = max(WIDTH * (ended - began).total_seconds() / seconds, 1.5)
@@ -102,8 +100,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("run.svg"))
     arguments = parser.parse_args()
     run = arguments.run or asyncio.run(make_run(Path(tempfile.mkdtemp())))
-
-    tables = frames.tables(run, ["rows", "model_calls", "tool_calls"], home=arguments.home, on_damage="skip")
+    try:
+        tables = frames.tables(run, ["rows", "model_calls", "tool_calls"], home=arguments.home, on_damage="skip")
+    except kimi_ray.KimiRayError as error:
+        parser.exit(2, f"{run} cannot be read: {error.message}\n")
     for problem in frames.problems(tables["rows"]):
         print(f"left out: {problem['message']}")
     by_tool = tables["tool_calls"].group_by(["name", "status"]).aggregate([("call_id", "count"), ("run_ms", "mean")])
@@ -111,7 +111,8 @@ def main() -> None:
     for line in by_tool.sort_by([("name", "ascending"), ("status", "descending")]).to_pylist():
         print(f"{line['name']:<12} {line['status']:<12} {line['call_id_count']:>6} {line['run_ms_mean'] or 0:>8.1f}")
     arguments.out.write_text(draw(tables), encoding="utf-8")
-    print(f"{tables['rows'].num_rows} rollouts, {tables['model_calls'].num_rows} model calls: {arguments.out}")
+    counts = [(tables["rows"].num_rows, "rollout"), (tables["model_calls"].num_rows, "model call")]
+    print(", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts) + f": {arguments.out}")
 
 
 if __name__ == "__main__":

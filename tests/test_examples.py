@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -97,6 +98,20 @@ def test_run_picture(tmp_path: Path) -> None:
     assert {"#4c78a8", "#54a24b", "#f58518"} == {bar.get("fill") for bar in bars}
     labels = [text.text for text in picture if text.tag.endswith("text")]
     assert "xylem (completed)" in labels
+
+
+def test_run_picture_of_no_run_and_of_one_rollout(tmp_path: Path) -> None:
+    script = "import pathlib, run_picture\nrun_picture.asyncio.run(run_picture.make_run(pathlib.Path('.')))\n"
+    (tmp_path / "make.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "KIMI_RAY_HOME": str(tmp_path / "no")}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 90}
+    done = subprocess.run([sys.executable, str(EXAMPLES / "run_picture.py"), "runs/zz"], check=False, **how)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("runs/zz cannot be read: ") and done.stderr.count("\n") == 1
+    subprocess.run([sys.executable, "make.py"], check=True, **how)
+    results = tmp_path / "run" / "results.jsonl"
+    results.write_text(results.read_text().splitlines(keepends=True)[0])
+    assert run("run_picture.py", "run", cwd=tmp_path).splitlines()[-1].startswith("1 rollout, ")
 
 
 def test_all_examples_are_run_here() -> None:
