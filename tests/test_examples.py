@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -104,11 +103,22 @@ def test_run_picture_of_no_run_and_of_one_rollout(tmp_path: Path) -> None:
     script = "import pathlib, run_picture\nrun_picture.asyncio.run(run_picture.make_run(pathlib.Path('.')))\n"
     (tmp_path / "make.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "KIMI_RAY_HOME": str(tmp_path / "no")}
-    how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 90}
-    done = subprocess.run([sys.executable, str(EXAMPLES / "run_picture.py"), "runs/zz"], check=False, **how)
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    done = python(str(EXAMPLES / "run_picture.py"), "runs/zz")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("runs/zz cannot be read: ") and done.stderr.count("\n") == 1
-    subprocess.run([sys.executable, "make.py"], check=True, **how)
+    assert python("make.py").returncode == 0
     results = tmp_path / "run" / "results.jsonl"
     results.write_text(results.read_text().splitlines(keepends=True)[0])
     assert run("run_picture.py", "run", cwd=tmp_path).splitlines()[-1].startswith("1 rollout, ")
