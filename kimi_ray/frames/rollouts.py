@@ -241,6 +241,7 @@ class RowFold:
         elif kind == "compaction/request":
             self._summing = data.get("model")
         elif kind == "compaction/response":
+            self._responses += 1
             self._of_responses.add(data.get("usage"), (self._names.latest or self._names.name, self._summing))
         elif kind == "assistant/message" and "usage" in data and event.get("surface") == "append":
             self._of_messages.add(data["usage"], (self._names.name, self._names.requested))

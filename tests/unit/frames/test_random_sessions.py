@@ -170,6 +170,24 @@ async def test_a_random_session(tmp_path: Path, seed: int) -> None:
         await check_exports(home, session_id, frames.tables(session_id, home=home))
 
 
+async def test_a_fork_of_which_nothing_but_a_compaction_came(tmp_path: Path) -> None:
+    async def talk(request: ChatRequest) -> Step:
+        return Step("in short" if request.purpose == "compaction" else "word " * 60)
+
+    async with recorded_in(tmp_path, talk) as (workspace, session):
+        for number in range(3):
+            await (await session.main.submit(f"{number} " + "please " * 40)).result(10)
+        await workspace.fork("s1", new_session_id="f")
+        fork = await workspace.resume("f")
+        assert await fork.main.compact() is not None
+    found = await asyncio.to_thread(frames.tables, ["s1", "f"], home=tmp_path / "home")
+    rows = {row["session_id"]: row for row in found["rows"].to_pylist()}
+    calls = of(found["model_calls"], ("f", "main"))
+    assert [one["purpose"] for one in calls] == ["compaction"] and calls[0]["input_tokens"] > 0
+    for name in TOKENS:
+        assert rows["f"][name] == calls[0][name], name
+
+
 class DeepFeature(Feature):
     name = "deep"
 
