@@ -21,7 +21,7 @@ from kimi_ray.agent.specs import AgentSpec
 from kimi_ray.agent.summarizer import Summarizer
 from kimi_ray.config import RuntimeConfig, load_models
 from kimi_ray.errors import RuntimeFault
-from kimi_ray.events import LogHeader
+from kimi_ray.events import LogHeader, SessionEvent
 from kimi_ray.hosts.agent_container import host_services
 from kimi_ray.hosts.agent_services import AgentCallbacks, OpenedLog, SessionView, workdirs_base
 from kimi_ray.hosts.features import Features
@@ -30,6 +30,8 @@ from kimi_ray.ids import new_ulid
 from kimi_ray.llm.chat import ChatProvider
 from kimi_ray.log import EventLog
 from kimi_ray.scopes import LifecycleScope, assemble, dispose, open_scope
+from kimi_ray.session.projected import AgentProjections
+from kimi_ray.store.seam import Page, Stream
 from kimi_ray.store.write_controller import WriteController
 from kimi_ray.tools.contract import Tool
 
@@ -56,8 +58,16 @@ class Parts:
 
 @dataclass(slots=True)
 class MemoryStore:
-    """Where the log of a replay is durable: nowhere, and at once."""
+    """Where the log of a replay is durable: nowhere, and at once. Also the only store that its agent can read.
 
+    Attributes:
+        stream: The agent's.
+        lines: Its log, from the seed on.
+        blobs: What it put there by reference.
+    """
+
+    stream: Stream
+    lines: list[bytes] = field(default_factory=list[bytes])
     blobs: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     @property
@@ -74,6 +84,32 @@ class MemoryStore:
 
     async def wait_for_room(self) -> None:
         """See ``Durable``."""
+
+    def follow(self, event: SessionEvent) -> None:
+        """Keep the next event of the log."""
+        self.lines.append(event.line)
+
+    async def read_from(self, stream: Stream, seq: int, limit: int = 1000, max_bytes: int = 8 << 20) -> Page:
+        """See ``LogReader``.
+
+        Raises:
+            RuntimeFault: ``runtime.closed``: it is the log of another agent, which is not there.
+        """
+        if stream != self.stream:
+            raise _not_here(f"read_from({stream})")
+        end, size = seq, 0
+        while end < min(len(self.lines), seq + limit) and (end == seq or size + len(self.lines[end]) <= max_bytes):
+            size += len(self.lines[end])
+            end += 1
+        return Page(seq, tuple(self.lines[seq:end]), len(self.lines))
+
+    async def list_logs(self, session_id: str) -> NoReturn:
+        """See ``LogReader``.
+
+        Raises:
+            RuntimeFault: ``runtime.closed``: a replay has no session.
+        """
+        raise _not_here(f"list_logs({session_id})")
 
 
 class ReplayServices(Provider):
@@ -109,6 +145,11 @@ class ReplayServices(Provider):
 
         return Journal(opened.log, opened.fold, memory, read_blob)
 
+    @provide(override=True)
+    def projections(self, opened: OpenedLog, journal: Journal, spec: AgentSpec) -> AgentProjections:
+        """Folds of Features over the log, which is here and in no store."""
+        return AgentProjections(journal, cast("MemoryStore", opened.controller), spec.stream)
+
 
 class Stage:
     """Builds replayed agents, all in this process.
@@ -138,7 +179,9 @@ class Stage:
         fold = AgentFold(seed_bind=(header.model_extra or {}).get("bind"))
         log.read_back(seed, follow=fold.apply, types=FOLLOWED)
         # Its work is done for good when the replay is: a private directory goes with it.
-        opened = OpenedLog(log, fold, cast("WriteController", MemoryStore()), epoch=1, is_new=True, ended=True)
+        memory = MemoryStore(spec.stream, list(seed))
+        log.observe(memory.follow)
+        opened = OpenedLog(log, fold, cast("WriteController", memory), epoch=1, is_new=True, ended=True)
         session = await open_scope(self._app, {SessionView: SessionView(spec.stream.session_id)})
         context = {
             AgentSpec: spec,
