@@ -11,7 +11,7 @@ import pytest
 from kimi_ray import frames
 from kimi_ray.errors import KimiRayError
 from kimi_ray.frames import schemas
-from tests.unit.frames.homes import Scribe, eventful, pylist, store_logs
+from tests.unit.frames.homes import Scribe, eventful, pylist, row_of, run_directory, store_logs
 
 DOCS = Path(__file__).parents[3] / "docs"
 S = "session_one"
@@ -109,7 +109,7 @@ async def test_what_the_docs_show_works(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     frames.write_parquet([S, "session_two"], "frames", home="home")
     page = (DOCS / "frames.md").read_text()
-    (query,) = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    query, join = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     seen = duckdb.sql(query).fetchall()
     assert seen[:3] == [("user", "a summary"), ("user", "three"), ("assistant", "did three")] and len(seen) == 3 + 8
     shown = re.findall(r'^duckdb\.sql\("(.*)"\)$', page, re.MULTILINE) + re.findall(
@@ -118,6 +118,15 @@ async def test_what_the_docs_show_works(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(shown) == 3
     for one in shown:
         assert duckdb.sql(one).fetchall()
+    rollout = eventful_in("session_run")
+    of_run = {"run_id": "run_a", "item_id": "7dabfda0e312", "repeat": 0, "attempt": 1}
+    rollout.header = rollout.header.model_copy(update=of_run)
+    await store_logs(tmp_path / "runs", [rollout])
+    row = row_of("7dabfda0e312").model_copy(update={"item": "src/one.py"})
+    run = run_directory(tmp_path / "run", tmp_path / "runs", [row])
+    frames.write_parquet(run, "of_run")
+    joined = duckdb.sql(join.replace("'frames/", "'of_run/")).fetchall()
+    assert len(joined) == 3 and {line[:3] for line in joined} == {("src/one.py", 0, 1)}
     polars = pytest.importorskip("polars")
     lazy = polars.scan_parquet("frames/model_calls.parquet")
     assert lazy.filter(polars.col("ttft_ms") > 2).collect().height == 7
