@@ -237,9 +237,17 @@ def _left_out(messages: list[Message], share: float) -> int:
     while at > 0 and prices[at - 1] <= wanted:
         at -= 1
         wanted -= prices[at]
-    while at < len(messages) and messages[at].get("source", {}).get("kind") == "tool":
+    while at < len(messages) and _is_result(messages[at]):
         at += 1
-    return min(at, len(messages) - 1)
+    if at == len(messages):  # something must be left: the last message, with the calls if it is a result
+        at -= 1
+        while at > 0 and _is_result(messages[at]):
+            at -= 1
+    return at
+
+
+def _is_result(message: Message) -> bool:
+    return message.get("source", {}).get("kind") == "tool"
 
 
 class _CutOffError(Exception):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kimi_ray.agent.summarizer import INSTRUCTION, MAX_ATTEMPTS
+from kimi_ray.agent.summarizer import INSTRUCTION, KEPT_SHARES, MAX_ATTEMPTS, _left_out  # pyright: ignore[reportPrivateUsage]
 from kimi_ray.errors import KimiRayError
 from kimi_ray.llm.chat import ChatRequest
 from kimi_ray.llm.script import Step
@@ -145,3 +145,15 @@ async def test_in_a_small_window_the_summary_has_the_room_that_is_left() -> None
     asked = [request for request in bench.requests if request.purpose == "compaction"]
     for request in asked:
         assert 256 <= (request.sampling.max_output_tokens or 0) < 1_000
+
+
+@pytest.mark.parametrize("results", [1, 3])
+@pytest.mark.parametrize("share", KEPT_SHARES)
+def test_results_at_the_end_stay_with_their_calls_however_long_they_are(share: float, results: int) -> None:
+    def said(role: str, kind: str, text: str) -> dict[str, Any]:
+        return {"role": role, "content": [{"type": "text", "text": text}], "source": {"kind": kind}}
+
+    long = [said("user", "tool", "word " * 900) for _ in range(results)]
+    messages = [said("user", "user", "go"), said("assistant", "model", "word " * 2000), *long]
+    at = _left_out(messages, share)
+    assert at < len(messages) and messages[at]["source"]["kind"] != "tool"
