@@ -134,6 +134,7 @@ class AgentPlayer:
             self._divergence = self._judge.failed(self._turn, bad.to_data(), recording.next_seq)
         finally:
             await scope.leave()
+        self._explain()
         return AgentReplay(
             session_id=self._stream.session_id,
             agent_id=self._stream.agent_id,
@@ -347,8 +348,11 @@ class AgentPlayer:
         if answer.cut:
             if step.interrupted:
                 self._signal.stop_step()
-            else:
+            elif self._imported or (turn.is_stopped and self._next == len(self._script)):
                 self._stop()
+            else:
+                lost = _lost_answer(judge.requests - 1, turn, step)
+                self._leave(judge.failed(turn, lost.to_data(), attempt.seq))
             await _for_ever()
 
     async def close(self) -> None:
@@ -459,6 +463,15 @@ class AgentPlayer:
         if self._divergence is not None:
             raise _Diverged
 
+    def _explain(self) -> None:
+        """What differs behind a loss need not be of today's code: nobody can tell, so it is not told as that."""
+        found, turn, lost = self._divergence, self._turn, self._recording.lost
+        if found is None or found.kind == "failed" or not lost or (turn is not None and turn.end <= lost[0].seq):
+            return
+        what = found.message.removeprefix(f"{self._stream}: ")
+        error = _lost_before(lost, what).to_data()
+        self._divergence = self._judge.failed(turn, error, self._recording.next_seq)
+
     def _leave(self, divergence: Divergence) -> None:
         self._divergence = self._divergence or divergence
         self._signal.stop("replay")
@@ -496,6 +509,30 @@ def _answers_of_nothing(recording: Recording) -> LogError:
         code="log.out_of_order",
         hint="the log is damaged: what was asked for these answers is not in the replay",
         details={"seqs": recording.stray[:100]},
+    )
+
+
+def _lost_answer(request: int, turn: RecordedTurn, step: RecordedStep) -> LogError:
+    return LogError(
+        f"the recording has lost something: of request {request} (turn {turn.number}, step {step.number}), which was"
+        " not stopped, the events that an answer belongs to are not there",
+        code="log.out_of_order",
+        hint="the log is damaged: what it was answered cannot be said again",
+        details={"turn": turn.number, "step": step.number},
+    )
+
+
+def _lost_before(lost: Sequence[SessionEvent], what: str) -> LogError:
+    places = [place for event in lost for place in event.data["lost"]]
+    counts = [place.get("count") for place in places]
+    total = 0 if None in counts else sum(counts)
+    many = "events" if total == 0 else f"{total} event{'' if total == 1 else 's'}"
+    return LogError(
+        f"the recording has lost something ({many}, the first before its event {lost[0].seq}), maybe the events that"
+        f" an answer belongs to; behind it {what}",
+        code="log.out_of_order",
+        hint="the session was saved from a damaged one: what differs behind a loss may come of it",
+        details={"seqs": [event.seq for event in lost[:100]]},
     )
 
 

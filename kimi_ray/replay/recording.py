@@ -263,6 +263,7 @@ class Recording:
         waiting: The ids of prompts that neither began nor ended.
         tail: What came from outside behind the last turn.
         stray: The seqs of answers outside of any step: what they were asked for is in no turn.
+        lost: The marks (``log/salvaged``) of what was lost before the log was saved from damage, a seed's left out.
     """
 
     header: LogHeader
@@ -275,6 +276,7 @@ class Recording:
     waiting: list[str] = field(default_factory=list[str])
     tail: list[Outside] = field(default_factory=list[Outside])
     stray: list[int] = field(default_factory=list[int])
+    lost: list[SessionEvent] = field(default_factory=list[SessionEvent])
 
     @property
     def requests(self) -> int:

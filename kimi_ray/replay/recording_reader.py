@@ -113,6 +113,10 @@ class RecordingReader:
     def _activated(self, _event: SessionEvent, _span: tuple[int, int] | None) -> None:
         self._loose.append(NewLife())
 
+    def _salvaged(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
+        if event.data["lost"]:
+            self._made.lost.append(event)
+
     def _todo(self, event: SessionEvent, _span: tuple[int, int] | None) -> None:
         if self._step is not None:
             self._step.todos.append(event.data)
@@ -319,6 +323,7 @@ _HANDLERS: dict[str, Any] = {
     "compaction/prune": RecordingReader._prune,  # pyright: ignore[reportPrivateUsage]
     "compaction/end": RecordingReader._ended,  # pyright: ignore[reportPrivateUsage]
     "runtime/activated": RecordingReader._activated,  # pyright: ignore[reportPrivateUsage]
+    "log/salvaged": RecordingReader._salvaged,  # pyright: ignore[reportPrivateUsage]
     "todo/write": RecordingReader._todo,  # pyright: ignore[reportPrivateUsage]
     "compaction/request": RecordingReader._summary,  # pyright: ignore[reportPrivateUsage]
     "compaction/response": RecordingReader._summarized,  # pyright: ignore[reportPrivateUsage]

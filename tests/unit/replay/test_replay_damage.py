@@ -31,7 +31,7 @@ from tests.unit.replay.recorded_sessions import (
 )
 
 CHECKED = 3
-"""The turn of ``_eventful`` whose prompt has a schema."""
+"""The turn of ``eventful`` whose prompt has a schema."""
 
 MAIN = Stream("s1", "main")
 
@@ -68,7 +68,7 @@ async def _replay(tmp_path: Path, source: Lines, **options: Any) -> ReplayReport
     return await replay_session(source, "s1", options=ReplayOptions(own_tools=(look,), **options), config=config)
 
 
-async def _eventful(tmp_path: Path) -> None:
+async def eventful(tmp_path: Path) -> None:
     """A session with a bit of everything."""
     scenes = Scenes()
     two = (ToolCall("look", '{"what": "a"}', "c"), ToolCall("look", '{"what": "b"}', "c"))
@@ -98,7 +98,7 @@ async def _eventful(tmp_path: Path) -> None:
 
 
 async def test_a_log_that_ends_anywhere_is_replayed_to_its_end(tmp_path: Path) -> None:
-    await _eventful(tmp_path)
+    await eventful(tmp_path)
     await assert_as_recorded(tmp_path)
     whole = await whole_log(tmp_path)
     lines = list(whole.lines)
@@ -113,7 +113,7 @@ async def test_a_log_that_ends_anywhere_is_replayed_to_its_end(tmp_path: Path) -
 
 
 async def test_a_log_that_was_mended_anywhere_is_replayed_with_what_came_after(tmp_path: Path) -> None:
-    await _eventful(tmp_path)
+    await eventful(tmp_path)
     whole = await whole_log(tmp_path)
     lines = list(whole.lines)
     order = Order()
