@@ -13,6 +13,7 @@ import typer
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Home, Json
 from kimi_ray.cli.printing import clip, columns, counted, print_json, safe, say, tell
+from kimi_ray.cli.replay_words import AgentNames, workdir_hint
 from kimi_ray.cli.sessions import AgentOption
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ _LEAD_CHARS = 40
 """So much of what is the same is shown before the first difference."""
 _NAMED = 20
 _IGNORED_SHOWN = 8
+_OTHERS = 5
+_MARKED_COLUMNS = 30
+"""Where values differ over more than that, only the first difference is marked."""
 
 
 def replay(
@@ -73,7 +77,7 @@ def replay(
     "attempt", "seq", "time", "field", "what", "recorded", "replayed", "message"}, "requests", "ignored": {field:
     differences}, "agents": [{"session_id", "agent_id", "turns", "ends", "ends_where", "requests", "recorded_requests",
     "summary_requests", "shortenings", "shortenings_taken", "tool_calls", "tools_run", "tools_absent", "ignored",
-    "divergence", "error"}], "home"}; with --answers {"answers", "file"}.
+    "divergence", "error", "run_id", "item_id", "repeat", "workdir"}], "home"}; with --answers {"answers", "file"}.
     """
     from kimi_ray.cli.lookup import open_home, run_directory_of
     from kimi_ray.replay import ReplayOptions, ReplayReport
@@ -90,7 +94,8 @@ def replay(
     if answers is not None:
         _write_answers(store, session, agent, recorded, answers, as_json=json)
         return
-    done = asyncio.run(_replay(store, place, session, agent, recorded, options, quiet=json))
+    names = AgentNames(directory)
+    done = asyncio.run(_replay(store, place, session, agent, recorded, options, None if json else names))
     report = ReplayReport(agents=tuple(done))
     if json:
         found = report.divergence
@@ -105,11 +110,10 @@ def replay(
         }
         print_json({**told, "agents": agents, "home": place})
     else:
-        _tell(report)
-        if run_tools and workdir is None and any(_has_no_directory(one) for one in report.agents):
-            tell(
-                "tools ran without a working directory: --workdir shared runs them here, --workdir copy in a copy of it"
-            )
+        _tell(report, names)
+        refused = [one for one in report.agents if _has_no_directory(one)]
+        if run_tools and workdir is None and refused:
+            tell(workdir_hint(refused))
     if not report.ok:
         raise typer.Exit(exits.FAILED)
 
@@ -156,8 +160,7 @@ async def _replay(
     agent: str | None,
     recorded: list[str],
     options: ReplayOptions,
-    *,
-    quiet: bool,
+    names: AgentNames | None,
 ) -> list[AgentReplay]:
     from kimi_ray.config import load_config
     from kimi_ray.hosts.features import load_features
@@ -172,8 +175,8 @@ async def _replay(
         )
         async for one in agents:
             done.append(one)
-            if not quiet and one.divergence is None and one.error is None and len(done) <= _NAMED:
-                tell(f"{session_id}/{one.agent_id}: {counted(one.requests, 'request')} as recorded")
+            if names is not None and one.divergence is None and one.error is None and len(done) <= _NAMED:
+                tell(f"{names.full(one)}: {counted(one.requests, 'request')}{_again(one)} as recorded")
     return done
 
 
@@ -257,13 +260,19 @@ def _workdir(text: str | None, *, run_tools: bool) -> Any:
     return find_workdir(text, os.getcwd())
 
 
-def _tell(report: ReplayReport) -> None:
+def _again(*agents: AgentReplay) -> str:
+    """How often conversations were shortened again."""
+    places = sum(one.shortenings for one in agents)
+    return f", {counted(places, 'shortening')} done again:" if places else ""
+
+
+def _tell(report: ReplayReport, names: AgentNames) -> None:
     agents, first = report.agents, report.divergence
     for one in agents:
         if one.error is not None:
-            say(f"{one.session_id}/{one.agent_id}: cannot be replayed: {safe(one.error['message'])}")
+            say(f"{names.full(one)}: cannot be replayed: {safe(one.error['message'])}")
     for one in report.unfinished[:_NAMED]:
-        tell(f"{one.session_id}/{one.agent_id}: the recording is not complete, {safe(one.ends_where)}")
+        tell(f"{names.full(one)}: the recording is not complete, {safe(one.ends_where)}")
     taken = sum(one.shortenings_taken for one in agents)
     if taken and not report.ignored.get("compaction"):
         tell(
@@ -279,14 +288,15 @@ def _tell(report: ReplayReport) -> None:
         total = counted(sum(report.ignored.values()), "difference")
         ignored = f"{total} ignored ({', '.join(fields[:_IGNORED_SHOWN])}{more})"
     if first is not None:
-        say(safe(first.message))
+        differ, stream = report.diverged, f"{first.session_id}/{first.agent_id}"
+        say(safe(f"{names.full(differ[0])}{first.message.removeprefix(stream)}"))
         for line in compared(first.recorded, first.replayed):
             say(line)
-        others = sum(one.divergence is not None for one in agents) - 1
-        if others:
-            tell(
-                f"{counted(others, 'other agent')} {'differs' if others == 1 else 'differ'} too, later in the recording"
-            )
+        if differ[1:]:
+            others = counted(len(differ) - 1, "other agent") + (" differs" if len(differ) == 2 else " differ")
+            shown = ", ".join(names.short(one) for one in differ[1 : 1 + _OTHERS])
+            more = ", ..." if len(differ) > 1 + _OTHERS else ""
+            tell(f"{others} too, later in the recording: {shown}{more}")
         if ignored:
             tell(ignored)
     else:
@@ -294,7 +304,7 @@ def _tell(report: ReplayReport) -> None:
         but = f", but for {ignored}" if ignored else ""
         open_ends = len(report.unfinished)
         but += f" (as far as they go: {counted(open_ends, 'recording')} without an end)" if open_ends else ""
-        say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}: as recorded{but}")
+        say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}{_again(*agents) or ':'} as recorded{but}")
 
 
 def _has_no_directory(one: AgentReplay) -> bool:
@@ -303,14 +313,18 @@ def _has_no_directory(one: AgentReplay) -> bool:
 
 
 def compared(recorded: Any, replayed: Any) -> list[str]:
-    """Both values, a line each, and below them marks under the characters that differ."""
+    """Both values, a line each, and below them marks under the characters that differ, or the first that do."""
     one, other = _text(recorded), _text(replayed)
     same = _same(one, other)
     start = max(0, same - _LEAD_CHARS)
     ends = _same(one[same:][::-1], other[same:][::-1])
     shown = [_shown(text, start) for text in (one, other)]
     lead = columns(_shown(one[:same], start))
-    marked = max(columns(_shown(text[same : len(text) - ends], 0)) for text in (one, other))
+    differing = [text[same : len(text) - ends] for text in (one, other)]
+    marked = max(columns(_shown(text, 0)) for text in differing)
+    if marked > _MARKED_COLUMNS:
+        words = [text.split(maxsplit=1)[0] if text[:1].strip() else "" for text in differing]
+        marked = min(_MARKED_COLUMNS, max(columns(_shown(word, 0)) for word in words))
     marks = "^" * max(1, min(marked, _VALUE_COLUMNS - lead))
     return [f"  recorded: {shown[0]}", f"  replayed: {shown[1]}", f"            {' ' * lead}{marks}"]
 

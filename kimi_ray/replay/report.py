@@ -76,6 +76,14 @@ class AgentReplay(Settings):
     divergence: Divergence | None = None
     error: dict[str, Any] | None = None
     """Why its log cannot be replayed, as data."""
+    run_id: str | None = None
+    """The run that it is a rollout of, as its log's header says; None of any other agent."""
+    item_id: str | None = None
+    """Of a rollout, its item."""
+    repeat: int | None = None
+    """Of a rollout, from 0."""
+    workdir: dict[str, Any] | None = None
+    """Where its tools worked when it was recorded: the fields of a ``Workdir``, and ``prepared``, its directory."""
 
 
 class ReplayReport(Settings):
@@ -86,13 +94,18 @@ class ReplayReport(Settings):
     @property
     def divergence(self) -> Divergence | None:
         """The first one, by the time of the recording."""
-        found = [agent.divergence for agent in self.agents if agent.divergence is not None]
-        return min(found, key=lambda one: one.time, default=None)
+        return self.diverged[0].divergence if self.diverged else None
 
     @property
     def requests(self) -> int:
         """Requests that are as they were recorded, of all agents."""
         return sum(agent.requests for agent in self.agents)
+
+    @property
+    def diverged(self) -> tuple[AgentReplay, ...]:
+        """Agents that left their recordings, in the order in which that was recorded."""
+        found = [(agent.divergence.time, agent) for agent in self.agents if agent.divergence is not None]
+        return tuple(agent for _, agent in sorted(found, key=lambda one: one[0]))
 
     @property
     def ignored(self) -> dict[str, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from kimi_ray.config import RuntimeConfig
 from kimi_ray.errors import KimiRayError
+from kimi_ray.events import thaw
 from kimi_ray.hosts.features import Features, load_features
 from kimi_ray.replay.options import ReplayOptions
 from kimi_ray.replay.player import AgentPlayer
@@ -14,7 +16,7 @@ from kimi_ray.replay.report import AgentReplay, ReplayReport
 from kimi_ray.replay.sources import Blobs, LogSource, load_recording
 from kimi_ray.replay.stage import Stage
 from kimi_ray.session.refusals import no_agent, no_session
-from kimi_ray.store.seam import Stream
+from kimi_ray.store.seam import ListedLog, Stream
 
 DEFAULT = ReplayOptions()
 
@@ -54,12 +56,15 @@ async def replay_agents(
     try:
         for found in sorted([agent_id] if agent_id is not None else logs, key=agent_order):
             stream = Stream(session_id, found)
+            told = _rollout(logs[found])
             try:
                 recording = await load_recording(source, stream, logs)
                 player = AgentPlayer(stream, recording, Blobs(source, session_id), options, stage)
-                yield await player.play()
+                told["workdir"] = thaw((recording.bind or {}).get("workdir"))
+                replayed = await player.play()
             except KimiRayError as error:
-                yield AgentReplay(session_id=session_id, agent_id=found, error=error.to_data())
+                replayed = AgentReplay(session_id=session_id, agent_id=found, error=error.to_data())
+            yield replayed.model_copy(update=told)
     finally:
         await stage.close()
 
@@ -76,3 +81,11 @@ async def replay_session(
     """``replay_agents``, to the end."""
     agents = replay_agents(source, session_id, agent_id, options=options, config=config, features=features)
     return ReplayReport(agents=tuple([agent async for agent in agents]))
+
+
+def _rollout(log: ListedLog) -> dict[str, Any]:
+    """What the log's header says of the rollout that it is of; nothing of a fork, which is none."""
+    header = log.header or {}
+    if "forked_from" in header or not isinstance(header.get("item_id"), str):
+        return {}
+    return {name: header.get(name) for name in ("run_id", "item_id", "repeat")}

@@ -93,9 +93,58 @@ def test_tools_that_need_a_directory_are_given_one_by_a_flag(
     capsys.readouterr()
     assert run_command(["replay", "@last", "--run-tools"]) == 1
     out, err = capsys.readouterr()
-    assert "--workdir shared runs them here" in err and 'the result of Read({"path":"items.txt"})' in out
+    assert f"worked in shared:{tmp_path}: --workdir copy:{tmp_path} runs them in a copy of it" in err
+    assert 'the result of Read({"path":"items.txt"})' in out
     assert run_command(["replay", "@last", "--run-tools", "--workdir", "shared"]) == 0
     assert "--workdir" not in capsys.readouterr().err
+    assert run_command(["replay", "@last", "--run-tools", "--workdir", f"copy:{tmp_path}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("recorded", "hint"),
+    [
+        ([None, {"kind": "none"}, {"kind": "shared", "path": 5}], "--workdir shared runs them here"),
+        ([{"kind": "copy", "path": "/a b"}], "worked in copy:/a b: --workdir 'copy:/a b' runs them in a copy of it"),
+        ([{"kind": "git", "path": "/r", "ref": "v1"}], "git:/r@v1: --workdir git:/r@v1 runs them in a worktree of it"),
+        ([{"kind": "factory", "path": "m:f"}], "--workdir factory:m:f runs them in what that makes"),
+        ([{"kind": "shared", "path": "/a"}] * 2 + [{"kind": "shared", "path": "/b"}], "; there were 2 directories, th"),
+    ],
+)
+def test_the_hint_names_the_recorded_directory_and_never_lets_tools_write_there(recorded: list[Any], hint: str) -> None:
+    from kimi_ray.cli.replay_words import workdir_hint
+    from kimi_ray.replay import AgentReplay
+
+    said = workdir_hint([AgentReplay(session_id="s", agent_id="a").model_copy(update={"workdir": w}) for w in recorded])
+    assert hint in said and "--workdir shared:" not in said
+
+
+def test_agents_are_named_by_their_items(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import replay_mine  # pyright: ignore[reportMissingImports]
+
+    capsys.readouterr()
+    assert run_command(["replay", "run"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0].rstrip(":") for line in lines[1:]] == ["run:one", "run:two", "run:three"]
+    assert lines[1].endswith("/agent-1): 2 requests as recorded")
+    monkeypatch.setattr(replay_mine, "VALUE", "red")  # pyright: ignore[reportUnknownArgumentType]
+    assert run_command(["replay", "run", "--run-tools"]) == 1
+    out, err = capsys.readouterr()
+    first = out.split(" ", 1)[0]
+    others = {"run:one", "run:two", "run:three"} - {first}
+    said = err.splitlines()[-1]
+    assert said.startswith("2 other agents differ too, later in the recording: ")
+    assert len(others) == 2 and set(said.split(": ", 1)[1].split(", ")) == others
+    assert run_command(["replay", first]) == 0, "its name is what the command takes"
+    code, found = _json(capsys, "replay", "run:two")
+    (two,) = found["agents"]
+    assert code == 0 and len(two["item_id"]) == 12 and (two["repeat"], two["workdir"]["kind"]) == (0, "shared")
+    capsys.readouterr()
+    assert run_command(["replay", two["session_id"]]) == 0
+    name = f"{two['run_id']}:{two['item_id']}"
+    assert f"{name} ({two['session_id']}/{two['agent_id']}): 2 requests" in capsys.readouterr().err
+    assert run_command(["replay", name]) == 0
 
 
 def test_values_are_shown_with_their_line_breaks_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +158,9 @@ def test_values_are_shown_with_their_line_breaks_and_marks(capsys: pytest.Captur
     at = lines[2].index("^")
     assert [line[at : at + 3] for line in lines] == ["one", "two", "^^^"] and max(map(len, lines)) < 200
     assert compared("abc", "abcd")[2].endswith("   ^")
+    assert compared(f"one {long} two", f"One {long} Two")[2] == " " * 12 + "^^^", "of several only the first"
+    assert compared(f"a{'x' * 90}", f"a{'y' * 90}")[2] == " " * 13 + "^" * 30, "never a line of marks"
+    assert compared(f"a {'x' * 90}", f"a\n{'y' * 90}")[2] == " " * 13 + "^"
 
 
 def test_what_was_ignored_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

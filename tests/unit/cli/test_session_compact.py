@@ -40,6 +40,9 @@ def test_it_says_what_it_did(cli: Cli, session_id: str) -> None:
     found = cli("sessions", "compact", f"{session_id}/main")
     assert found.code == 0
     assert found.out.startswith(f"{session_id}/main: compacted ") and " messages, about " in found.out
+    again = cli("replay", session_id)
+    assert again.code == 0 and ", 1 shortening done again: as recorded" in again.out
+    assert ", 1 shortening done again: as recorded" in again.err
 
 
 def test_a_session_that_is_not_there(cli: Cli, session_id: str) -> None:
