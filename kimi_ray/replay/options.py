@@ -39,7 +39,9 @@ class ReplayOptions:
             directory); None is nowhere. Here it is a ``Workdir``.
         ignore: Fields that may differ: ``system``, ``tools``, ``tools[2].description``, ``sampling.seed``,
             ``messages[3]``, ...; how many differences that were is in the report.
-        observe: Called with every event of the replayed logs, the moment it is there.
+        observe: Called as ``observe(stream, event)`` with every event that comes to a replayed log, the moment it is
+            there: whose log it is (a ``Stream``: ``session_id``, ``agent_id``), and the ``SessionEvent``. What it
+            raises ends the replay, and is raised there.
 
     Raises:
         ConfigError: ``request.invalid``, ``request.bad_argument``.

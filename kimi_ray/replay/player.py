@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn, cast
 
 from dishka import AsyncContainer
@@ -90,6 +89,8 @@ class AgentPlayer:
         self._done: set[str] = set()
         self._really: set[str] = set()
         self._absent: set[str] = set()
+        self.raised: Exception | None = None
+        """What the observer raised: the replay ended there."""
         self.name = "recorded"
         """As a provider: that of the recording."""
 
@@ -116,9 +117,7 @@ class AgentPlayer:
             slots.tool_done.register("replay", self._after_call)
             slots.tool.register("replay", self._before_call, before=slots.tool.handlers[0] if slots.tool else None)
             self._journal.log.observe(self._follow)
-            observe = self._options.observe
-            if observe is not None:
-                self._journal.log.observe(partial(observe, self._stream))
+            self._journal.log.observe(self._show)
             self._judge.advance(len(recording.seed))
             for turn in recording.turns:
                 await self._play_turn(turn)
@@ -171,6 +170,7 @@ class AgentPlayer:
     # -- a turn -----------------------------------------------------------------------------------------------------
 
     async def _play_turn(self, turn: RecordedTurn) -> None:
+        self._check_on()
         self._turns += 1
         self._turn, self._script, self._next = turn, list(turn.attempts), 0
         journal = self._journal
@@ -203,8 +203,7 @@ class AgentPlayer:
             if isinstance(item, Shortening) and item.compactions:
                 self._use_for(item, turn)
             await self._shortening.put(item, turn)
-            if self._divergence is not None:
-                raise _Diverged
+            self._check_on()
 
     def _use_for(self, item: Shortening, turn: RecordedTurn | None) -> None:
         """The model of a compaction between turns: its settings are in the header of a turn with the same one."""
@@ -241,9 +240,9 @@ class AgentPlayer:
         self._config = config = replace(config, header_extra=config.header_extra | chosen.extra)
         first = thaw(turn.steps[0].said)
         work = TurnInput(prompts, turn.continuation, _Joins(self), first)
+        self._check_on()
         self._reason = await self._loop.run(config, work, signal)
-        if self._divergence is not None:
-            raise _Diverged
+        self._check_on()
 
     def said_next(self) -> list[dict[str, Any]]:
         """The messages from outside that the step behind the present one begins with."""
@@ -283,6 +282,17 @@ class AgentPlayer:
                 self._signal.stop_step()
             elif self._turn.is_stopped and self._next == len(self._script) and place == len(self._turn.steps) - 1:
                 self._stop()
+
+    def _show(self, event: SessionEvent) -> None:
+        """Show an event to who observes. A log keeps to itself what its observers raise; a replay does not."""
+        observe = self._options.observe
+        if observe is None or self.raised is not None:
+            return
+        try:
+            observe(self._stream, event)
+        except Exception as error:  # noqa: BLE001  it is raised where the replay ends
+            self.raised = error
+            self._signal.stop("replay")
 
     def _stop(self) -> None:
         reason = (self._turn.reason if self._turn is not None else None) or {}
@@ -460,8 +470,7 @@ class AgentPlayer:
                 then, now = turn.reason["kind"], self._reason["kind"]
                 if then != now:
                     self._leave(judge.different("messages", ("reason.kind", then, now), turn, None, None))
-        if self._divergence is not None:
-            raise _Diverged
+        self._check_on()
 
     def _explain(self) -> None:
         """What differs behind a loss need not be of today's code: nobody can tell, so it is not told as that."""
@@ -471,6 +480,11 @@ class AgentPlayer:
         what = found.message.removeprefix(f"{self._stream}: ")
         error = _lost_before(lost, what).to_data()
         self._divergence = self._judge.failed(turn, error, self._recording.next_seq)
+
+    def _check_on(self) -> None:
+        """Whether it goes on."""
+        if self._divergence is not None or self.raised is not None:
+            raise _Diverged
 
     def _leave(self, divergence: Divergence) -> None:
         self._divergence = self._divergence or divergence

@@ -46,6 +46,7 @@ async def replay_agents(
     Raises:
         SessionError: ``session.not_found``; AgentError: ``agent.not_found``.
         ConfigError: ``config.feature``, ``config.assembly``.
+        Exception: What ``ReplayOptions.observe`` raised.
     """
     logs = {log.stream.agent_id: log for log in await source.list_logs(session_id)}
     if not logs:
@@ -56,14 +57,16 @@ async def replay_agents(
     try:
         for found in sorted([agent_id] if agent_id is not None else logs, key=agent_order):
             stream = Stream(session_id, found)
-            told = _rollout(logs[found])
+            told, raised = _rollout(logs[found]), None
             try:
                 recording = await load_recording(source, stream, logs)
                 player = AgentPlayer(stream, recording, Blobs(source, session_id), options, stage)
                 told["workdir"] = thaw((recording.bind or {}).get("workdir"))
-                replayed = await player.play()
+                replayed, raised = await player.play(), player.raised
             except KimiRayError as error:
                 replayed = AgentReplay(session_id=session_id, agent_id=found, error=error.to_data())
+            if raised is not None:
+                raise raised
             yield replayed.model_copy(update=told)
     finally:
         await stage.close()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from kimi_ray.errors import ConfigError, ToolError
+from kimi_ray.events import SessionEvent
 from kimi_ray.llm.script import Step
 from kimi_ray.replay import ReplayOptions
 from kimi_ray.settings import Workdir
+from kimi_ray.store.seam import Stream
 from tests.unit.replay.recorded_sessions import look, recorded, replayed
 
 
@@ -104,3 +106,35 @@ async def test_a_plain_function_runs_and_what_was_ignored_is_counted(tmp_path: P
     assert found.message.endswith(f"differs at messages[2].content[0].content[0].text: {found.what}")
     report = await replayed(tmp_path, tools="real", own_tools=[counts], ignore=("tools", "messages[2]"))
     assert report.ok and report.agents[0].ignored == {"tools": 2, "messages[2]": 1}
+
+
+class _Seen(Exception):
+    """What an observer raises."""
+
+
+@pytest.mark.parametrize("kind", ["prompt/submitted", "turn/start", "llm/response", "tool/result", "turn/end"])
+@pytest.mark.parametrize("error", [_Seen("seen"), ToolError("seen", code="tool.failed")])
+async def test_what_an_observer_raises_ends_the_replay(tmp_path: Path, kind: str, error: Exception) -> None:
+    async with recorded(tmp_path, [Step.call("look", {"what": "a"}), "done"] * 2) as session:
+        await (await session.main.submit("go")).result(10)
+        await (await session.main.submit("more")).result(10)
+    seen: list[tuple[Stream, str]] = []
+
+    def observe(stream: Stream, event: SessionEvent) -> None:
+        seen.append((stream, event.type))
+        if event.type == kind:
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        await replayed(tmp_path, observe=observe)
+    assert raised.value is error
+    assert seen[-1][1] == kind and [one for _, one in seen].count(kind) == 1, "nothing is shown to it behind that"
+    assert {stream for stream, _ in seen} == {Stream("s1", "main")}
+
+
+async def test_an_observer_that_is_called_otherwise_than_it_says_is_told(tmp_path: Path) -> None:
+    async with recorded(tmp_path, ["done"]) as session:
+        await (await session.main.submit("go")).result(10)
+    seen: list[SessionEvent] = []
+    with pytest.raises(TypeError, match="exactly one argument"):
+        await replayed(tmp_path, observe=seen.append)
