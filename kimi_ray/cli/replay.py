@@ -13,7 +13,7 @@ import typer
 from kimi_ray.cli import exits
 from kimi_ray.cli.options import Home, Json
 from kimi_ray.cli.printing import clip, columns, counted, print_json, safe, say, tell
-from kimi_ray.cli.replay_words import AgentNames, workdir_hint
+from kimi_ray.cli.replay_words import AgentNames, absent_tools, workdir_hint
 from kimi_ray.cli.sessions import AgentOption
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def replay(
     The first request that is not the recorded one is named, with both values; the exit code is then 1. With --json:
     {"ok", "unfinished": agents, "divergence": null | {"kind", "session_id", "agent_id", "request", "turn", "step",
     "attempt", "seq", "time", "field", "what", "recorded", "replayed", "message"}, "requests", "ignored": {field:
-    differences}, "agents": [{"session_id", "agent_id", "turns", "ends", "ends_where", "requests", "recorded_requests",
+    differences}, "tools_absent": those whose form was taken from the recording, "agents": [{"session_id", "agent_id",
+    "turns", "ends", "ends_where", "requests", "recorded_requests",
     "summary_requests", "shortenings", "shortenings_taken", "tool_calls", "tools_run", "tools_absent", "ignored",
     "divergence", "error", "run_id", "item_id", "repeat", "workdir"}], "home"}; with --answers {"answers", "file"}.
     """
@@ -107,10 +108,11 @@ def replay(
             "divergence": said,
             "requests": report.requests,
             "ignored": report.ignored,
+            "tools_absent": report.tools_absent,
         }
         print_json({**told, "agents": agents, "home": place})
     else:
-        _tell(report, names)
+        _tell(report, names, run_tools=run_tools)
         refused = [one for one in report.agents if _has_no_directory(one)]
         if run_tools and workdir is None and refused:
             tell(workdir_hint(refused))
@@ -266,7 +268,7 @@ def _again(*agents: AgentReplay) -> str:
     return f", {counted(places, 'shortening')} done again:" if places else ""
 
 
-def _tell(report: ReplayReport, names: AgentNames) -> None:
+def _tell(report: ReplayReport, names: AgentNames, *, run_tools: bool) -> None:
     agents, first = report.agents, report.divergence
     for one in agents:
         if one.error is not None:
@@ -278,9 +280,8 @@ def _tell(report: ReplayReport, names: AgentNames) -> None:
         tell(
             f"{counted(taken, 'compaction')} taken from the recording: with which settings they were made is not known"
         )
-    absent = sorted({name for one in agents for name in one.tools_absent})
-    if absent:
-        tell(f"not here, and so not run: {', '.join(absent)} (--tools module:function brings your own)")
+    for line in absent_tools(report.tools_absent, run_tools=run_tools):
+        tell(line)
     ignored = ""
     if report.ignored:
         fields = [f"{field} {count}" for field, count in report.ignored.items()]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from kimi_ray.replay import AgentReplay
 
+_LISTED = 20
+"""Of so many tools the names are told."""
 _ELLIPSIS = "…"
 _PRIVATE = {"shared": "a copy of it", "copy": "a copy of it", "git": "a worktree of it", "factory": "what that makes"}
 """What tools can work in without touching what the recorded ones worked in, by the kind of that."""
@@ -23,10 +25,8 @@ class AgentNames:
     """How a person names the agents of a replay.
 
     Args:
-        directory: The run directory that was named, for its items; None: only what the logs say.
-
-    Raises:
-        RunError: ``run.corrupt`` {file, line}.
+        directory: The run directory that was named, for its items; None, or one whose rows cannot be read: items have
+            the ids that the logs say.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -54,12 +54,37 @@ class AgentNames:
 def _items_of(directory: Path) -> tuple[str, dict[str, str]]:
     """A run's id, and how its items may be named, by their ids: by their text, where that is short and of one only."""
     from kimi_ray.cli.results import name_of
+    from kimi_ray.errors import RunError
     from kimi_ray.runs.run_directory import read_manifest, read_rows
 
-    named = {row.item_id: name_of(row) for row in read_rows(directory)}
+    try:
+        named = {row.item_id: name_of(row) for row in read_rows(directory)}
+    except RunError:  # who needs the rows says so; here they only give nicer names
+        named = {}
     often = Counter(named.values())
     usable = {item_id: name for item_id, name in named.items() if _ELLIPSIS not in name and often[name] == 1}
     return str(read_manifest(directory)["run_id"]), usable
+
+
+def absent_tools(names: Sequence[str], *, run_tools: bool) -> list[str]:
+    """What is told of tools that were not here to be compared or run, and how to bring them.
+
+    Args:
+        names: Theirs.
+        run_tools: The others were run.
+    """
+    of_servers = [name for name in names if name.startswith("mcp__")]
+    own = [name for name in names if name not in of_servers]
+    bring = "--tools module:function brings your own"
+    bring += "; of a Feature: KIMI_RAY_FEATURES=module:Class or `features` in config.toml"
+    ask = "`mcp_servers` in config.toml names their servers" if run_tools else "--run-tools asks their servers"
+    told: list[str] = []
+    for group, hint in ((own, bring), (of_servers, ask)):
+        listed = safe(", ".join(group[:_LISTED])) + (", ..." if len(group) > _LISTED else "")
+        form = f"form of {listed} taken from the recording"
+        if group:
+            told.append(f"{'not here, and so not run: ' + listed + '; ' if run_tools else ''}{form} ({hint})")
+    return told
 
 
 def workdir_hint(refused: Sequence[AgentReplay]) -> str:

@@ -398,7 +398,10 @@ class AgentPlayer:
         own = () if self._imported else cast("Sequence[Tool]", self._options.own_tools)
         servers = self._options.tools == "real" and not self._imported
         features = self._stage.features
-        return await tools_of_today(names, recorded, features, container, own, self._run_tool, ask_servers=servers)
+        found = await tools_of_today(names, recorded, features, container, own, self._run_tool, ask_servers=servers)
+        if not self._imported:  # of another program's tools nothing is compared
+            self._absent.update(tool.name for tool in found if tool.is_absent)
+        return [*found]
 
     async def _run_tool(self, tool: Tool, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
         result = self._result_of(context.call_id)

@@ -70,7 +70,8 @@ class AgentReplay(Settings):
     tools_run: int = 0
     """Of these, calls whose tools really ran."""
     tools_absent: tuple[str, ...] = ()
-    """Tools that were to run and are not here: their results were the recorded ones."""
+    """Tools that were offered and are not here, whether any were to run or not: what requests say of them, and their
+    results, were the recorded ones."""
     ignored: dict[str, int] = Field(default_factory=dict)
     """Differences that were ignored, by field: in how many turns, and of a message 1."""
     divergence: Divergence | None = None
@@ -114,6 +115,11 @@ class ReplayReport(Settings):
         for agent in self.agents:
             total.update(agent.ignored)
         return dict(total)
+
+    @property
+    def tools_absent(self) -> tuple[str, ...]:
+        """Tools that are not here, of all agents, by name: they were not compared with anything of today."""
+        return tuple(sorted({name for agent in self.agents for name in agent.tools_absent}))
 
     @property
     def unfinished(self) -> tuple[AgentReplay, ...]:

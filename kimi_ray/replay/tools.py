@@ -30,6 +30,8 @@ class ReplayedTool:
         self.description = tool.description
         self.parameters = tool.parameters
         self.writes = tool.writes
+        self.is_absent = isinstance(tool, AbsentTool)
+        """Nothing of it is of today: its form is the recorded one."""
         self._tool = tool
         self._run = run
 
@@ -88,7 +90,7 @@ async def tools_of_today(
     run: Run,
     *,
     ask_servers: bool = False,
-) -> list[Tool]:
+) -> list[ReplayedTool]:
     """The tools of these names, in this order: the user's, a Feature's, a built-in one, one that a Feature asks a
     server for, else an ``AbsentTool``.
 
@@ -103,7 +105,7 @@ async def tools_of_today(
     """
     users = {tool.name: tool for tool in own}
     builtin = builtin_tools()
-    found: list[Tool] = []
+    found: list[ReplayedTool] = []
     for name in dict.fromkeys(names):
         if name == FINAL_ANSWER:
             continue

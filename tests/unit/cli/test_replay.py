@@ -145,6 +145,10 @@ def test_agents_are_named_by_their_items(
     name = f"{two['run_id']}:{two['item_id']}"
     assert f"{name} ({two['session_id']}/{two['agent_id']}): 2 requests" in capsys.readouterr().err
     assert run_command(["replay", name]) == 0
+    (run_dir / "results.jsonl").write_text("{}\n" * 3)
+    capsys.readouterr()
+    assert run_command(["replay", "run/agent-2"]) == 0, "names are not worth a refusal"
+    assert f"run:{two['item_id']} (" in capsys.readouterr().err
 
 
 def test_values_are_shown_with_their_line_breaks_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,3 +258,37 @@ def test_the_answers_of_a_session_are_a_model(
     (tmp_path / "bad.jsonl").write_text('{"agent_id": "main"}\n{"content": [{"type": "image"}]}\n')
     code, found = _json(capsys, "run", "x", "--model", "recorded:bad.jsonl", "--address", "in-process")
     assert found["error"]["code"] == "config.invalid_recording" and found["error"]["details"]["line"] == 2
+
+
+def test_tools_that_are_not_here_to_be_compared_are_told(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = json.loads((run_dir / "results.jsonl").read_text().splitlines()[0])["session_id"]
+    capsys.readouterr()
+    assert run_command(["replay", session]) == 0
+    out, err = capsys.readouterr()
+    assert "as recorded" in out and "form of colour taken from the recording (--tools module:function" in err
+    assert "KIMI_RAY_FEATURES=module:Class" in err and "`features`" in err and "not run" not in err
+    assert run_command(["replay", session, "--run-tools"]) == 0
+    err = capsys.readouterr().err
+    assert "not here, and so not run: colour; form of colour taken" in err and "KIMI_RAY_FEATURES=module:Class" in err
+    for more in ([], ["--run-tools"]):
+        code, found = _json(capsys, "replay", session, *more)
+        assert code == 0 and found["ok"] and found["tools_absent"] == ["colour"]
+        assert [one["tools_absent"] for one in found["agents"] if one["requests"]] == [["colour"]] * 3
+    capsys.readouterr()
+    assert run_command(["replay", session, "--tools", "replay_mine:colour"]) == 0
+    assert "taken from the recording" not in capsys.readouterr().err
+    assert _json(capsys, "replay", str(run_dir))[1]["tools_absent"] == [], "the run names them"
+
+
+def test_tools_of_servers_are_asked_for_otherwise() -> None:
+    from kimi_ray.cli.replay_words import absent_tools
+
+    [own, server] = absent_tools(["count", "mcp__t__add"], run_tools=False)
+    assert own.startswith("form of count taken") and "--run-tools" not in own
+    assert server == "form of mcp__t__add taken from the recording (--run-tools asks their servers)"
+    [server] = absent_tools(["mcp__t__add"], run_tools=True)
+    assert server.startswith("not here, and so not run: mcp__t__add; form") and "mcp_servers" in server
+    assert absent_tools([], run_tools=True) == []
+    assert absent_tools([f"t{n}" for n in range(30)], run_tools=False)[0].startswith("form of t0, t1, ")

@@ -51,4 +51,4 @@ async def test_a_server_that_is_not_there_is_told_and_its_results_are_the_record
     for servers in ({}, {"t": _server("dies")}):
         report = await _replay(tmp_path, servers, "real")
         assert report.ok, report.divergence
-        assert report.agents[0].tools_absent == ("mcp__t__add",) and report.agents[0].tools_run == 0
+        assert report.agents[0].tools_absent == ("mcp__t__add", "mcp__t__whoami") and report.agents[0].tools_run == 0
