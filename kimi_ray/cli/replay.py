@@ -270,9 +270,11 @@ def _again(*agents: AgentReplay) -> str:
 
 def _tell(report: ReplayReport, names: AgentNames, *, run_tools: bool) -> None:
     agents, first = report.agents, report.divergence
-    for one in agents:
-        if one.error is not None:
-            say(f"{names.full(one)}: cannot be replayed: {safe(one.error['message'])}")
+    broken = [(one, one.error) for one in agents if one.error is not None]
+    for one, error in broken:
+        say(f"{names.full(one)}: cannot be replayed: {safe(error['message'])}")
+    for hint in dict.fromkeys(error["hint"] for _, error in broken if error.get("hint")):
+        tell(f"hint: {safe(hint)}")
     for one in report.unfinished[:_NAMED]:
         tell(f"{names.full(one)}: the recording is not complete, {safe(one.ends_where)}")
     taken = sum(one.shortenings_taken for one in agents)
@@ -301,10 +303,14 @@ def _tell(report: ReplayReport, names: AgentNames, *, run_tools: bool) -> None:
         if ignored:
             tell(ignored)
     else:
-        same = sum(one.error is None for one in agents)
+        same = len(agents) - len(broken)
+        if not same:
+            say("nothing could be replayed")
+            return
         but = f", but for {ignored}" if ignored else ""
         open_ends = len(report.unfinished)
         but += f" (as far as they go: {counted(open_ends, 'recording')} without an end)" if open_ends else ""
+        but += f"; {counted(len(broken), 'other agent')} cannot be replayed" if broken else ""
         say(f"{counted(same, 'agent')}, {counted(report.requests, 'request')}{_again(*agents) or ':'} as recorded{but}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from kimi_ray.cli.printing import counted, print_json, safe, say
+from kimi_ray.cli.printing import counted, print_json, safe, say, tell
 
 if TYPE_CHECKING:
-    from kimi_ray.replay import RecordedAgent
+    from kimi_ray.replay import HomeSource, RecordedAgent
     from kimi_ray.store.open import ReadStore
+    from kimi_ray.store.seam import Stream
 
 _GAP = "\n\n"
 """Between the blocks of a message."""
@@ -45,7 +46,7 @@ async def _collect(store: ReadStore, text: str, named: str | None, at: str | Non
     stream = await find_stream(store, text, named)
     source = HomeSource(store)
     until = await point_of(source, stream, at, seq)
-    agent = (await rebuild_session(source, *stream, whole=True)).agent(stream.agent_id)
+    agent = (await rebuild_session(source, *stream, whole=True, until=until)).agent(stream.agent_id)
     return {
         "session_id": stream.session_id,
         "agent_id": stream.agent_id,
@@ -53,7 +54,28 @@ async def _collect(store: ReadStore, text: str, named: str | None, at: str | Non
         "seq": until,
         "messages": await agent.messages(seq=until),
         "request": None if at is None else await _request(agent, at),
+        "damage": await _damage(source, stream, until),
     }
+
+
+async def _damage(source: HomeSource, stream: Stream, seq: int | None) -> dict[str, Any] | None:
+    """Why the log cannot be read from a seq on to its end, or None."""
+    from kimi_ray.errors import StoreError
+    from kimi_ray.session.log_reader import PAGE_BYTES, PAGE_EVENTS
+
+    at, end = seq or 0, None
+    try:
+        while end is None or at < end:
+            page = await source.read_from(stream, at, PAGE_EVENTS, PAGE_BYTES)
+            end = page.next_seq if end is None else end
+            if not page.lines:
+                break
+            at += len(page.lines)
+    except StoreError as error:
+        if error.code != "store.corrupt":
+            raise
+        return error.to_data()
+    return None
 
 
 async def _request(agent: RecordedAgent, at: str) -> dict[str, Any] | None:
@@ -76,6 +98,11 @@ def _print(found: dict[str, Any]) -> None:
     request, messages = found["request"], found["messages"]
     place = f"at {found['at']}" if found["at"] is not None else f"before the event {found['seq']}"
     say(f"{found['session_id']}/{found['agent_id']} {place}: {counted(len(messages), 'message')}\n")
+    damage = found["damage"]
+    if damage is not None:
+        tell(safe(f"the log cannot be read to its end: {damage['message']}"))
+        if damage.get("hint"):
+            tell(f"hint: {safe(damage['hint'])}")
     asked: list[dict[str, Any]] = messages if request is None else request["messages"]
     if request is not None:
         header = request["header"]

@@ -49,7 +49,8 @@ def show(
     "workdir", "forked_from", "last_text", "error", ...}], "forks": [id], "children": [id], "more", "home"}; with
     --turns each agent has "turn_list": [{"turn", "prompts", "steps", "tool_calls", "input_tokens", "output_tokens",
     "duration_ms", "reason", "first_seq", "last_seq", "copied"}]. With --at or --seq instead: {"session_id",
-    "agent_id", "at", "seq", "messages", "request": null | {"turn", "step", "attempt", "seq", "header", "messages"}}.
+    "agent_id", "at", "seq", "messages", "request": null | {"turn", "step", "attempt", "seq", "header", "messages"},
+    "damage": null | why what follows cannot be read}.
     """
     from kimi_ray.cli.lookup import find_session, find_stream, is_run, open_home
 

@@ -184,7 +184,12 @@ class RecordedSession:
 
 
 async def rebuild_session(
-    source: LogSource, session_id: str, agent_id: str | None = None, *, whole: bool = False
+    source: LogSource,
+    session_id: str,
+    agent_id: str | None = None,
+    *,
+    whole: bool = False,
+    until: int | None = None,
 ) -> RecordedSession:
     """A session in memory. Nothing is written, and no agent lives.
 
@@ -193,6 +198,7 @@ async def rebuild_session(
         session_id: Which.
         agent_id: Only this agent.
         whole: With the requests of the logs that its own began as copies of.
+        until: The seq up to which logs are read; what stands from there on may be damaged.
 
     Raises:
         SessionError: ``session.not_found``; AgentError: ``agent.not_found``.
@@ -210,7 +216,7 @@ async def rebuild_session(
             broken = logs[found].error
             if broken is not None and logs[found].header is None:
                 raise error_from_data(broken)
-            recording = await load_recording(source, stream, logs, whole=whole)
+            recording = await load_recording(source, stream, logs, whole=whole, until=until)
         except KimiRayError as error:
             unreadable[found] = error
             continue

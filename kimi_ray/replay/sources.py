@@ -50,7 +50,12 @@ class HomeSource:
 
 
 async def load_recording(
-    source: LogSource, stream: Stream, logs: dict[str, ListedLog] | None = None, *, whole: bool = False
+    source: LogSource,
+    stream: Stream,
+    logs: dict[str, ListedLog] | None = None,
+    *,
+    whole: bool = False,
+    until: int | None = None,
 ) -> Recording:
     """The script of a log.
 
@@ -59,6 +64,7 @@ async def load_recording(
         stream: Which.
         logs: The session's logs by agent, where they are known.
         whole: See ``RecordingReader``.
+        until: The seq up to which it is read; what stands from there on may be damaged.
 
     Raises:
         SessionError: ``session.not_found``; AgentError: ``agent.not_found``.
@@ -67,7 +73,7 @@ async def load_recording(
     if logs is None:
         logs = {log.stream.agent_id: log for log in await source.list_logs(stream.session_id)}
     reader = RecordingReader(header_of(logs, stream), whole=whole)
-    lines = pages(source, stream)
+    lines = pages(source, stream, until)
     async with aclosing(lines):
         async for page in lines:
             reader.feed(page)

@@ -292,3 +292,69 @@ def test_tools_of_servers_are_asked_for_otherwise() -> None:
     assert server.startswith("not here, and so not run: mcp__t__add; form") and "mcp_servers" in server
     assert absent_tools([], run_tools=True) == []
     assert absent_tools([f"t{n}" for n in range(30)], run_tools=False)[0].startswith("form of t0, t1, ")
+
+
+def _damage(home: Path, session: str, mark: bytes) -> None:
+    """Change one byte of its main agent's log, where a text stands for the last time."""
+    [log] = (home / "sessions").glob(f"*/{session}/agents/main/wire*")
+    raw = bytearray(log.read_bytes())
+    raw[raw.rindex(mark)] ^= 0x01
+    log.write_bytes(bytes(raw))
+
+
+@pytest.fixture
+def three_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A session whose three turns are in three runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KIMI_RAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KIMI_RAY_COMPRESSION", "none")
+    (tmp_path / "replay_echo.py").write_text("def model(request):\n    return f'{len(request.messages)} messages'\n")
+    where = ["--model", "scripted:replay_echo:model", "--profile", "bare", "--address", "in-process"]
+    code, found = _json(capsys, "run", "say one", *where)
+    assert code == 0, found
+    session = str(found["session_id"])
+    for text in ("say two", "say three"):
+        assert run_command(["run", text, "--session", session, "--address", "in-process"]) == 0
+    capsys.readouterr()
+    return session
+
+
+def test_a_damaged_log_is_not_as_recorded(three_turns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _damage(tmp_path / "home", three_turns, b"say two")
+    capsys.readouterr()
+    assert run_command(["replay", three_turns]) == 1
+    out, err = capsys.readouterr()
+    assert "cannot be replayed" in out and "damaged" in out and "nothing could be replayed" in out
+    assert "as recorded" not in out + err and "sessions salvage" in err
+
+
+def test_what_could_be_replayed_is_told_beside_what_could_not(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = json.loads((run_dir / "results.jsonl").read_text().splitlines()[1])["session_id"]
+    for log in (tmp_path / "home" / "sessions").glob(f"*/{session}/agents/main/wire*"):
+        log.write_bytes(log.read_bytes()[:40])
+    capsys.readouterr()
+    assert run_command(["replay", str(run_dir)]) == 1
+    out, _ = capsys.readouterr()
+    assert out.count("cannot be replayed: ") == 1
+    assert "agents, 6 requests: as recorded; 1 other agent cannot be replayed" in out
+
+
+def test_what_the_model_saw_before_the_damage(
+    three_turns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {at: _json(capsys, "sessions", "show", three_turns, "--at", at)[1] for at in ("0", "0.0", "1.0")}
+    assert whole["0.0"]["damage"] is None
+    _damage(tmp_path / "home", three_turns, b"say three")
+    for at, before in whole.items():
+        code, found = _json(capsys, "sessions", "show", three_turns, "--at", at)
+        assert code == 0 and found["damage"]["code"] == "store.corrupt", found
+        assert found | {"damage": None} == before
+    code, found = _json(capsys, "sessions", "show", three_turns, "--seq", "3")
+    assert code == 0 and found["damage"]["code"] == "store.corrupt"
+    assert run_command(["sessions", "show", three_turns, "--at", "1.0"]) == 0
+    out, err = capsys.readouterr()
+    assert "say two" in out and "is damaged" in err and "sessions salvage" in err
+    code, found = _json(capsys, "sessions", "show", three_turns, "--at", "2.0")
+    assert code == 1 and found["error"]["code"] == "store.corrupt"
