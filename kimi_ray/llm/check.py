@@ -37,6 +37,9 @@ _CALLED_TWICE = 2
 _ASKED = frozenset({"provider", "model", "base_url", "api_key_env", "stream", "reasoning_field", "reasoning_history"})
 """The settings that the questions go by, or whose answers would show another one."""
 
+_TABLES = ("price", "compaction")
+"""Tables within a model's that no answer says anything of: they stay as they are configured."""
+
 _WEATHER = ToolSpec(
     "get_weather",
     "The weather in a city at this moment.",
@@ -92,8 +95,16 @@ class ModelCheck(Settings):
         """``settings`` as TOML; those that were ``configured`` say so."""
         name = self.name if self.name.replace("-", "").replace("_", "").isalnum() else json.dumps(self.name)
         told = dict.fromkeys(self.configured, "  # as configured, not asked")
-        lines = [f"{key} = {json.dumps(value)}{told.get(key, '')}" for key, value in self.settings.items()]
-        return "\n".join([f"[models.{name}]", *lines])
+        plain = {key: value for key, value in self.settings.items() if key not in _TABLES}
+        lines = [f"[models.{name}]", *_lines(plain, told)]
+        for key in _TABLES:
+            if key in self.settings:
+                lines += ["", f"[models.{name}.{key}]{told.get(key, '')}", *_lines(self.settings[key], {})]
+        return "\n".join(lines)
+
+
+def _lines(values: dict[str, Any], told: dict[str, str]) -> list[str]:
+    return [f"{key} = {json.dumps(value)}{told.get(key, '')}" for key, value in values.items() if value is not None]
 
 
 @dataclass(slots=True)
@@ -436,7 +447,8 @@ class _Check:
         elif resolved.api_key is not None and resolved.key_env != DEFAULT_KEY_ENV:
             advice["api_key_env"] = resolved.key_env
         plain = {key: value for key, value in said.items() if not isinstance(value, dict) and key != "provider"}
-        advice = plain | advice
+        kept = {key: said[key] for key in _TABLES if key in said}
+        advice = plain | advice | kept
         if seen.context and "max_context_tokens" not in advice:
             advice["max_context_tokens"] = seen.context
         if seen.whole and not seen.streams:

@@ -277,3 +277,17 @@ async def test_what_a_server_says_of_itself_can_always_be_printed(serve: Serve) 
     found = await check(serve, odd)
     assert found.works and "half \ufffd of it" in finding(found, "chat").told
     json.dumps(found.model_dump(mode="json"), ensure_ascii=False).encode()
+
+
+def test_the_tables_that_were_configured_stay() -> None:
+    settings = {"price": {"input": 0.5, "output": 2.0}, "max_context_tokens": 9000, "compaction": {"retries": 3}}
+    found = ModelCheck(name="a.b", model="m", server="s", works=True, findings=(), settings=settings)
+    assert tomllib.loads(found.table)["models"]["a.b"] == settings
+    assert found.table.index("max_context_tokens") < found.table.index("price")
+
+
+async def test_a_check_keeps_price_and_compaction() -> None:
+    said = {"price": {"input": 0.5, "output": 2.0}, "compaction": {"retries": 3}}
+    settings = ModelSettings.model_validate({"base_url": "http://127.0.0.1:9/v1", **said})
+    found = await check_model(resolve_model("m", {"m": settings}, None, {}), probe_s=5)
+    assert {key: found.settings.get(key) for key in said} == said
