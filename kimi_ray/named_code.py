@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 GUARD = 'importing a module runs it: what only a program should do belongs under `if __name__ == "__main__":`'
@@ -44,6 +45,11 @@ def load_named(reference: str) -> Any:
         raise
     except BaseException as error:
         # A module's body may raise anything; a SystemExit would end a host with all of its agents.
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            why = f"no module {error.name!r} in {os.getcwd()} or on the path"
+            raise CannotLoadError(
+                why, "write package.module:name, and run where that module is, or install it"
+            ) from error
         hint = None if isinstance(error, ImportError) else GUARD
         raise CannotLoadError(f"the module {module} raised {type(error).__name__}: {error}", hint) from error
     return found

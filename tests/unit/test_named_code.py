@@ -90,3 +90,11 @@ def test_a_tool_whose_module_exits_where_it_arrives_is_told(module: Callable[[st
     with pytest.raises(KimiRayError, match="SystemExit: 3") as caught:
         there.opened()
     assert caught.value.code == "tool.not_importable"
+
+
+def test_a_module_that_is_not_there_is_told_with_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CannotLoadError) as caught:
+        load_named("no_such_q.inner:count")
+    assert caught.value.why == f"no module 'no_such_q' in {tmp_path} or on the path"
+    assert "cluster" not in str(caught.value.hint)
