@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 from zlib import crc32
 
 from kimi_ray.errors import LogError
-from kimi_ray.events import CORE, SessionEvent, decode, encode, read_stored, thaw, type_key
+from kimi_ray.events import CORE, SessionEvent, decode, encode, freeze, read_stored, thaw, type_key
 from kimi_ray.log.event_log import EventLog
 
 Row = dict[str, Any]
@@ -21,6 +21,9 @@ Row = dict[str, Any]
 line) are those of the last event that it covers, -1 and 0 before the first."""
 
 _NAMES: Final = {type_key(entry.name): entry.name for entry in CORE}
+
+
+_PARTS: Final = ("key", "version", "types", "start", "apply", "value")
 
 
 class Projection(Protocol):
@@ -71,12 +74,13 @@ class Projections:
             from ``floor`` on.
 
     Raises:
-        LogError: ``log.duplicate_projection``.
+        LogError: ``log.duplicate_projection``; ``log.bad_projection``: an object that is none.
     """
 
     def __init__(self, units: Iterable[Projection], rows: Mapping[str, Any] | None = None) -> None:
         self._units: dict[str, Projection] = {}
         for unit in units:
+            _check_unit(unit)
             if unit.key in self._units:
                 raise LogError(f"two projections are called {unit.key!r}", code="log.duplicate_projection")
             self._units[unit.key] = unit
@@ -111,7 +115,8 @@ class Projections:
 
         Raises:
             LogError: ``log.bad_envelope`` for another event than the next; ``log.stale_checkpoint`` when the log is
-                not the one that the checkpoint is of, or was then longer: fold it again without rows.
+                not the one that the checkpoint is of, or was then longer: fold it again without rows;
+                ``log.projection_failed`` {key, seq}: a unit's code raised.
         """
         if event.seq != self._next:
             raise LogError(
@@ -122,7 +127,7 @@ class Projections:
         self._recognise(event.seq, event.line)
         for key, unit in self._by_type.get(event.type, ()):
             if event.seq > self._seen[key]:
-                self._states[key] = unit.apply(self._states[key], event)
+                self._step(key, unit, event)
 
     def feed(self, lines: Sequence[bytes]) -> None:
         """Follow the next stored lines, canonical and without newline; those that no unit looks at are not parsed.
@@ -139,7 +144,7 @@ class Projections:
         for event in read_stored(lines, first, _NAMES, passed):
             for key, unit in self._by_type.get(event.type, ()):
                 if event.seq > self._seen[key]:
-                    self._states[key] = unit.apply(self._states[key], event)
+                    self._step(key, unit, event)
         self._next, self._last = first + len(lines), lines[-1]
 
     def follow(self, log: EventLog) -> Callable[[], None]:
@@ -167,14 +172,35 @@ class Projections:
         """What to keep, by key: plain JSON, a copy. Keep it only when the events in it are durable.
 
         Raises:
-            LogError: As ``snapshot``.
+            LogError: As ``snapshot``; ``log.bad_projection``: a state is not JSON.
         """
         self._check_all_seen()
         seq, crc = self._next - 1, crc32(self._last) if self._next else 0
         return {
-            key: {"version": unit.version, "seq": seq, "crc": crc, "state": thaw(self._states[key])}
+            key: {"version": unit.version, "seq": seq, "crc": crc, "state": self._state(unit)}
             for key, unit in self._units.items()
         }
+
+    def _step(self, key: str, unit: Projection, event: SessionEvent) -> None:
+        try:
+            self._states[key] = unit.apply(self._states[key], event)
+        except Exception as error:
+            raise LogError(
+                f"the projection {key!r} failed at event {event.seq} ({event.type}): {type(error).__name__}: {error}",
+                code="log.projection_failed",
+                details={"key": key, "seq": event.seq},
+            ) from error
+
+    def _state(self, unit: Projection) -> Any:
+        try:
+            return thaw(freeze(self._states[unit.key]))
+        except LogError as error:
+            raise LogError(
+                f"the state of the projection {unit.key!r} is not JSON: {error.message}",
+                code="log.bad_projection",
+                hint="keep dicts, lists, texts and numbers: no sets, tuples or objects",
+                details={"key": unit.key},
+            ) from error
 
     def _recognise(self, seq: int, line: bytes) -> None:
         if seq in self._marks:
@@ -189,6 +215,17 @@ class Projections:
         if self._marks:
             seq = max(self._marks)
             raise _stale(f"the log ends at {self._next}, the checkpoint has seen event {seq}", seq)
+
+
+def _check_unit(unit: object) -> None:
+    missing = [name for name in _PARTS if not hasattr(unit, name)]
+    if missing:
+        raise LogError(
+            f"{type(unit).__name__} is no projection: it has no {', '.join(missing)}",
+            code="log.bad_projection",
+            hint=f"a projection has {', '.join(_PARTS)}",
+            details={"missing": missing},
+        )
 
 
 def _usable(unit: Projection, row: Any) -> Row | None:

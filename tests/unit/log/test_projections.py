@@ -199,3 +199,40 @@ def test_misuse() -> None:
         Projections(UNITS).follow(log)
     stop = fold([log.last]).follow(log)  # type: ignore[list-item]
     stop()
+
+
+@dataclass(frozen=True)
+class Broken(Counting):
+    def apply(self, state: Any, event: SessionEvent) -> Any:
+        return state["none"] if event.type == "turn/start" else {event.seq}
+
+
+@pytest.mark.parametrize("mode", ["apply", "feed"])
+def test_what_a_projection_raises_is_told_with_its_key_and_the_event(mode: str) -> None:
+    log, events = new_log(), list[SessionEvent]()
+    log.observe(events.append)
+    begin(log)
+    seq = next(event.seq for event in events if event.type == "turn/start")
+    found = Projections([Broken()])
+    with pytest.raises(LogError) as caught:
+        if mode == "feed":
+            found.feed([event.line for event in events])
+        for event in events:
+            found.apply(event)
+    assert caught.value.code == "log.projection_failed" and caught.value.details == {"key": "count", "seq": seq}
+    assert isinstance(caught.value.__cause__, TypeError | KeyError)
+
+
+def test_a_state_that_is_no_json_is_in_no_checkpoint_and_what_is_no_projection_is_refused() -> None:
+    found = Projections([Broken()])
+    log, events = new_log(), list[SessionEvent]()
+    log.observe(events.append)
+    user(log, "hello")
+    for event in events:
+        found.apply(event)
+    with pytest.raises(LogError) as caught:
+        found.checkpoint()
+    assert caught.value.code == "log.bad_projection" and caught.value.details == {"key": "count"}
+    with pytest.raises(LogError) as caught:
+        Projections([object()])  # type: ignore[list-item]
+    assert caught.value.code == "log.bad_projection" and "start" in caught.value.details["missing"]
