@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _AGO = re.compile(r"\A(?P<number>\d{1,9})(?P<unit>[smhdw])\Z")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _WORKSPACE_ID = re.compile(r"\A(?:wd_[^/\\]+|no_workspace)\Z")
+TITLE_COLUMNS = 100
+"""Of a title in a table, wherever it is printed to: a first prompt may be long."""
+
 _WINDOWS = re.compile(r"\A(?:[A-Za-z]:[\\/]|\\\\)")
 
 
@@ -216,7 +219,7 @@ def _print(home: str, found: dict[str, Any], *, filtered: bool) -> None:
         [
             one.id.removeprefix("session_")[-10:],
             one_line(one.cwd or one.workspace_id),
-            one_line(one.title or "" if one.error is None else str(one.error.get("message"))),
+            one_line(one.title or "" if one.error is None else str(one.error.get("message")), TITLE_COLUMNS),
             str(one.agent_count),
             clock_time(one.updated_at, "%Y-%m-%d %H:%M:%S") if one.updated_at else "",
             one_line(one.run_id or ""),

@@ -129,7 +129,7 @@ def _print_session(found: dict[str, Any]) -> None:
     state = "live" if found["live"] else "cold"
     say(f"{session['session_id']}  {state}{', archived' if session.get('archived') else ''}")
     for name, text in _head(found):
-        say(f"  {name:<11} {one_line(text, 200)}")
+        say(f"  {name:<11} {one_line(text, 100 if name == 'title' else 200)}")
     say()
     rows = [_row(level, one) for level, one in agents]
     head = ["agent", "item", "profile", "state", "turns", "steps", "in", "out", "events", "tools", "last"]
