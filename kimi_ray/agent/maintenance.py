@@ -85,11 +85,15 @@ class StandsStill:
 
     def _busy_with(self, name: str) -> AgentError:
         reason = "maintenance" if self._maintenance is not None else "held" if self._holders else "turn"
-        words = {"maintenance": "is being maintained already", "held": "is held still for somebody else"}
+        words = {
+            "maintenance": "is being compacted or undone by another call",
+            "held": "is held still for somebody else",
+        }
+        hints = {"maintenance": "wait until that has ended, or cancel it", "held": "try again when that has ended"}
         return AgentError(
             f"{name}: {self.stream} {words.get(reason, 'has a turn running or a prompt waiting')}",
             code="agent.busy",
-            hint="wait for its prompts, or cancel them",
+            hint=hints.get(reason, "wait for its prompts, or cancel them"),
             details={"reason": reason},
             retryable=True,
         )

@@ -55,7 +55,7 @@ class ContextCalls:
             return await agent.maintain("compaction", lambda: engine.compact_now(instruction, command_id))
         except AgentError as error:
             if error.code == "agent.busy":
-                raise busy(error.message, **error.details) from error
+                raise busy(error.message.removeprefix("compaction: "), **error.details) from error
             if error.code == "agent.cancelled":
                 raise cancelled() from error
             raise

@@ -104,6 +104,7 @@ def undo_span_of(surface: Sequence[SessionEvent], count: int) -> UndoSpan:
         raise AgentError(
             f"{count} prompt{'s' if count > 1 else ''} cannot be taken back: {_HINTS[span]}",
             code="agent.undo_unavailable",
+            hint="fork before it: sessions fork ID --at ^N" if span == "compaction_boundary" else None,
             details={"reason": span, "count": count},
         )
     return span

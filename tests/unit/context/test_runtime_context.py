@@ -123,6 +123,7 @@ async def test_compact_waits_for_nobody_and_prompts_that_come_meanwhile_run_afte
                 await call
             assert raised.value.code in ("compaction.busy", "agent.busy")
             assert raised.value.details["reason"] == "maintenance" and raised.value.retryable
+            assert "compaction: " not in raised.value.message and "prompts" not in str(raised.value.hint)
         assert (await handle.status()).state == "pending"
         gate.set()
         assert (await compacting) is not None

@@ -108,6 +108,7 @@ async def test_why_prompts_cannot_be_taken_back() -> None:
     with pytest.raises(AgentError) as raised:
         await bench.undo()
     assert raised.value.details["reason"] == "compaction_boundary"
+    assert raised.value.hint == "fork before it: sessions fork ID --at ^N"
     await bench.say("three")
     assert (await bench.undo()).prompts == ("p2",)
 
