@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kimi_ray.cli.logs_read import lines_from
@@ -22,7 +22,7 @@ _CHUNK = b'"type":"assistant/chunk"'
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """One turn, for ``--turns``. ``copied``: of a fork's log, it ran in the source."""
+    """One turn, for ``--turns``. ``copied``: of a fork's log, it ran in the source. ``undone``: it was taken back."""
 
     turn: int
     prompts: tuple[str, ...]
@@ -35,6 +35,7 @@ class TurnFacts:
     first_seq: int
     last_seq: int | None
     copied: bool = False
+    undone: bool = False
     error: dict[str, Any] | None = None
 
     def to_data(self) -> dict[str, Any]:
@@ -164,6 +165,8 @@ class _Course:
         self._keep = keep
         self._open: SessionEvent | None = None
         self._prompts: dict[str, str] = {}
+        self._asked: dict[int, set[str]] = {}
+        """By turn, the ids of its prompts."""
         self.tools: Counter[str] = Counter()
         self.turns: list[TurnFacts] = []
         self.text: str | None = None
@@ -188,6 +191,8 @@ class _Course:
                 self.reason = reason_of_function(data)
         elif kind == "prompt/submitted" and self._keep:
             self._prompts[data["prompt_id"]] = _text(data["content"])
+        elif kind == "surface/cut" and data.get("reason") == "undo":
+            self._take_back(event)
         elif kind == "log/end-seed":
             self.tools.clear()
             self.turns = [_copied(turn) for turn in self.turns]
@@ -197,6 +202,7 @@ class _Course:
         if not self._keep or begun is None:
             return
         turn = event.data["turn"]
+        self._asked[turn] = set(begun.data.get("prompts") or ())
         record = self._fold.turns.get(turn)
         usage = None if record is None else record.usage
         self.turns.append(
@@ -214,6 +220,14 @@ class _Course:
                 error=event.data["reason"].get("error"),
             )
         )
+
+    def _take_back(self, cut: SessionEvent) -> None:
+        gone, seqs = set(cut.data.get("prompts") or ()), cut.sources or ()
+        for at, turn in enumerate(self.turns):
+            asked = self._asked.get(turn.turn)
+            last = turn.first_seq if turn.last_seq is None else turn.last_seq
+            if asked & gone if asked else any(turn.first_seq <= seq <= last for seq in seqs):
+                self.turns[at] = replace(turn, undone=True)
 
     def state(self, fold: AgentFold, *, live: bool) -> str:
         if self._open is not None:
@@ -233,8 +247,6 @@ class _Course:
 
 
 def _copied(turn: TurnFacts) -> TurnFacts:
-    from dataclasses import replace
-
     return replace(turn, copied=True)
 
 

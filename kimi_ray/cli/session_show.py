@@ -48,7 +48,7 @@ def show(
     "steps", "tool_calls", "tools": {name: count}, "input_tokens", "output_tokens", "pending_prompts", "events",
     "workdir", "forked_from", "last_text", "error", ...}], "forks": [id], "children": [id], "more", "home"}; with
     --turns each agent has "turn_list": [{"turn", "prompts", "steps", "tool_calls", "input_tokens", "output_tokens",
-    "duration_ms", "reason", "first_seq", "last_seq", "copied"}]. With --at or --seq instead: {"session_id",
+    "duration_ms", "reason", "first_seq", "last_seq", "copied", "undone"}]. With --at or --seq instead: {"session_id",
     "agent_id", "at", "seq", "messages", "request": null | {"turn", "step", "attempt", "seq", "header", "messages"},
     "damage": null | why what follows cannot be read}.
     """
@@ -194,7 +194,7 @@ def _print_turns(one: AgentFacts) -> None:
     rows = [
         [
             str(turn.turn) + ("*" if turn.copied else ""),
-            turn.reason,
+            turn.reason + (" (undone)" if turn.undone else ""),
             str(turn.steps),
             str(turn.tool_calls),
             str(turn.input_tokens),

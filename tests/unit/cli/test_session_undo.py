@@ -40,6 +40,22 @@ def test_prompts_are_taken_back(cli: Cli, session_id: str) -> None:
     assert cli("run", "a fourth", "--session", session_id, *IN).code == 0
 
 
+def test_turns_that_were_taken_back_are_marked(cli: Cli, session_id: str) -> None:
+    assert cli("sessions", "undo", session_id).code == 0
+    assert cli("run", "a fourth", "--session", session_id, *IN).code == 0
+    (main,) = cli("sessions", "show", session_id, "--turns", "--json").document["agents"]
+    assert [turn["undone"] for turn in main["turn_list"]] == [False, False, True, False]
+    lines = cli("sessions", "show", session_id, "--turns").out.splitlines()
+    assert ["the third" in line for line in lines if "(undone)" in line] == [True]
+
+
+def test_a_long_first_prompt_is_cut_in_the_tables(cli: Cli) -> None:
+    assert cli("run", "word " * 200, *IN, "--profile", "bare", "--model", "scripted").code == 0
+    for command in (("list",), ("show", "@last")):
+        (line,) = [line for line in cli("sessions", *command).out.splitlines() if line.count("word") > 2][:1]
+        assert 10 < line.count("word") <= 20
+
+
 def test_more_than_there_are_and_none_are_refused(cli: Cli, session_id: str) -> None:
     stored = cli("sessions", "tail", session_id, "--json", "-n", "1000").out
     found = cli("sessions", "undo", session_id, "--count", "9", "--json")
