@@ -125,16 +125,25 @@ def _span(start: int, end: int) -> str:
 def _events(data: Any) -> str:
     seqs = data["shadowed_seqs"]
     named = ", ".join(str(seq) for seq in seqs)
-    return f"{counted(len(seqs), 'event')} of {data['shadowed_tokens']} tokens, seq {named}"
+    return f"{counted(len(seqs), 'event')} of {data['shadowed_tokens']} tokens by estimate, seq {named}"
+
+
+def _due(data: Any) -> str:
+    """How large the next request was, and from where on that is too large."""
+    tokens, threshold = data.get("tokens"), data.get("threshold")
+    parts = [
+        "" if tokens is None else f"at {tokens} tokens",
+        "" if threshold is None else f"(threshold {threshold})",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def _compaction(data: Any) -> str:
-    found, threshold = data.get("shadowed_range"), data.get("threshold")
+    found = data.get("shadowed_range")
     parts = [
         str(data.get("trigger") or ""),
         "" if found is None else f"of {_span(found['start'], found['end'])}",
-        "" if data.get("tokens") is None else f"at {data['tokens']} tokens",
-        "" if threshold is None else f"(threshold {threshold})",
+        _due(data),
         f"asked for: {blocks_text(data['instruction'])}" if data.get("instruction") else "",
     ]
     return " ".join(part for part in parts if part)
@@ -244,7 +253,9 @@ _DESCRIBE: dict[str, Callable[[Any], str]] = {
     ),
     "compaction/start": _compaction,
     "compaction/summary": lambda d: f"stands for {_events(d)}: {blocks_text(d['summary'])}",
-    "compaction/prune": lambda d: f"a long result is shortened: {_events(d)}",
+    "compaction/prune": lambda d: " ".join(
+        part for part in (f"a long result is shortened: {_events(d)}", _due(d)) if part
+    ),
     "compaction/end": lambda d: f"failed: {_error(d['error'])}" if d.get("error") else "done",
     "surface/cut": _undo,
     "subagent/failed": lambda d: f"{d['agent_id']}: {_error(d['error'])}",

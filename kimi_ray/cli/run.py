@@ -309,7 +309,7 @@ class Shown:
                     self._tell(f"  hint: {one_line(str(error['hint']), _NOTE_COLUMNS)}")
             elif self._summary is not None:
                 items = counted(len(self._summary["shadowed_seqs"]), "message")
-                self._tell(f"  compacted {items}, about {self._summary['shadowed_tokens']} tokens")
+                self._tell(f"  compacted {items}, about {self._summary['shadowed_tokens']} tokens by estimate")
 
     def _result(self, data: Any) -> None:
         """A call that went wrong: under its line, or with its tool's name when other lines came between."""

@@ -323,7 +323,7 @@ class CompactionStart(Payload):
     shadowed_range: JsonObject | None = None
     """The first and the last node of what it is to replace: {start, end}."""
     tokens: int | None = None
-    """How large the next request would have been."""
+    """How large the next request would have been, resting on the server's count where there is one."""
     threshold: int | None = None
     """At which size it is asked for, by itself."""
     command_id: str | None = None
@@ -361,7 +361,8 @@ class CompactionResponse(Payload):
 
 
 class CompactionSummary(Payload):
-    """The summary that replaces a range."""
+    """The summary that replaces a range. ``shadowed_tokens`` is the plain estimate of what it replaces, at four
+    characters a token; ``tokens`` of ``compaction/start`` rests on the server's count and may be smaller."""
 
     compaction_id: str
     summary: list[JsonObject]
@@ -373,11 +374,14 @@ class CompactionSummary(Payload):
 
 
 class CompactionPrune(Payload):
-    """A tool result is about to be replaced by a shorter one."""
+    """A tool result is about to be replaced by a shorter one. ``shadowed_tokens`` is the plain estimate of that result;
+    ``tokens`` and ``threshold`` are as in ``compaction/start``, why it was due."""
 
     shadowed_range: JsonObject
     shadowed_seqs: list[int]
     shadowed_tokens: int
+    tokens: int | None = None
+    threshold: int | None = None
 
 
 class CompactionEnd(Payload):

@@ -80,7 +80,9 @@ class CompactionEngine:
             return None
         self._check_free()
         for unseen in (False, True) if self.settings.prune else ():
-            if await self._pruner.prune(self.settings.prune_rule, unseen=unseen) and self._size.total < threshold:
+            why = self._why(threshold)
+            count = await self._pruner.prune(self.settings.prune_rule, unseen=unseen, why=why)
+            if count and self._size.total < threshold:
                 return None
         if self._failed_just_now:
             return None
@@ -93,6 +95,10 @@ class CompactionEngine:
             if self._size.total < threshold:
                 return result
         raise not_enough(self._size.total, threshold)
+
+    def _why(self, threshold: int | None) -> dict[str, int]:
+        why = {"tokens": self._size.total}
+        return why if threshold is None else {**why, "threshold": threshold}
 
     @property
     def _failed_just_now(self) -> bool:
@@ -111,7 +117,7 @@ class CompactionEngine:
         """
         self._check_free()
         if self.settings.prune:
-            await self._pruner.prune(self.settings.prune_rule)
+            await self._pruner.prune(self.settings.prune_rule, why=self._why(self.threshold))
         return await self._compact("overflow", 0, threshold=self.threshold)
 
     async def outcome(self, command_id: str) -> CompactionResult | None:

@@ -24,12 +24,13 @@ class Pruner:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def prune(self, rule: PruneRule, *, unseen: bool = True) -> int:
+    async def prune(self, rule: PruneRule, *, unseen: bool = True, why: dict[str, int] | None = None) -> int:
         """Shorten every tool result that is too long; returns how many were.
 
         Args:
             rule: What stays of each.
             unseen: Also those behind the last answer, which no request had yet.
+            why: ``tokens`` and ``threshold`` for the log, as in ``compaction/start``.
 
         Raises:
             AgentError: ``compaction.no_turn``: results are replaced in a turn only.
@@ -56,7 +57,7 @@ class Pruner:
             if message_tokens(data["message"]) >= before:
                 continue
             span = {"start": node.seq, "end": node.seq}
-            gone = {"shadowed_range": span, "shadowed_seqs": [node.seq], "shadowed_tokens": before}
+            gone = {"shadowed_range": span, "shadowed_seqs": [node.seq], "shadowed_tokens": before, **(why or {})}
             journal.append("compaction/prune", gone)
             journal.append("tool/result", data, surface={"replace": [node.seq, node.seq]}, sources=[node.seq])
             count += 1

@@ -157,6 +157,11 @@ def _line(kind: str, data: dict[str, Any], replaces: tuple[int, int] | None = No
 def test_a_compaction_and_an_undo_are_told_in_words() -> None:
     span = {"start": 94, "end": 89}
     start = {"compaction_id": "c", "trigger": "manual", "shadowed_range": span, "tokens": 700}
+    prune = {"shadowed_range": {"start": 7, "end": 7}, "shadowed_seqs": [7], "shadowed_tokens": 650}
+    shortened = "a long result is shortened: 1 event of 650 tokens by estimate, seq 7"
+    assert _line("compaction/prune", prune) == shortened
+    due = {**prune, "tokens": 600, "threshold": 500}
+    assert _line("compaction/prune", due) == f"{shortened} at 600 tokens (threshold 500)"
     assert _line("compaction/start", start) == "manual of events 94 to 89 in the conversation's order at 700 tokens"
     summary = {
         "compaction_id": "c",
@@ -165,9 +170,12 @@ def test_a_compaction_and_an_undo_are_told_in_words() -> None:
         "shadowed_seqs": [94, 13, 89],
         "shadowed_tokens": 650,
     }
-    assert _line("compaction/summary", summary) == "stands for 3 events of 650 tokens, seq 94, 13, 89: Goal see"
+    assert (
+        _line("compaction/summary", summary)
+        == "stands for 3 events of 650 tokens by estimate, seq 94, 13, 89: Goal see"
+    )
     whole = _line("compaction/summary", summary, whole=True)
-    assert "        stands for 3 events of 650 tokens, seq 94, 13, 89\n        Goal\n        see" in whole
+    assert "        stands for 3 events of 650 tokens by estimate, seq 94, 13, 89\n        Goal\n        see" in whole
     message = {"id": "m", "role": "user", "content": [{"type": "text", "text": "hello"}]}
     assert _line("user/message", message, (13, 17)) == "(in place of events 13 to 17) hello"
     assert "(in place of events 13 to 17)" in _line("user/message", message, (13, 17), whole=True)

@@ -68,6 +68,7 @@ async def test_pruning_alone_may_be_enough_and_then_no_model_is_asked() -> None:
     }
     prune = bench.of("compaction/prune")[0]
     assert prune["shadowed_seqs"] == [first.seq] and prune["shadowed_tokens"] > 750
+    assert prune["tokens"] >= prune["threshold"] > 0
     assert bench.requests[-1].messages[-1]["content"][0]["content"][0]["text"] == kept["text"]
 
 
