@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kimi_ray.cli.options import Address, Home, Json, Namespace
-from kimi_ray.cli.printing import counted, print_json, say
+from kimi_ray.cli.printing import counted, print_json, say, tell
 from kimi_ray.cli.session_context import ContextCommand, StoredContext
 from kimi_ray.cli.session_resume import OwnTools
 from kimi_ray.cli.sessions import AgentOption, SessionArgument
+
+if TYPE_CHECKING:
+    from kimi_ray.store import Stream
 
 
 def compact(
@@ -57,6 +61,34 @@ def compact(
     else:
         items = counted(len(result.shadowed_seqs), "message")
         say(f"{stream}: compacted {items}, about {result.shadowed_tokens} tokens, to {result.message_tokens}")
+    if result is not None and asyncio.run(_is_by_another(session, home, stream, result.compaction_id)):
+        tell(
+            "note: the summary before this one was not asked of the agent's model (a Feature's summarizer wrote it, or"
+            " it was imported), this one was: a Feature must be configured here too"
+        )
+
+
+async def _is_by_another(session: str, home: str | None, stream: Stream, compaction_id: str) -> bool:
+    """Whether a model wrote this summary, and none the one before."""
+    from kimi_ray.cli.logs_read import lines_from
+    from kimi_ray.cli.lookup import open_home
+    from kimi_ray.events import parse_event
+
+    store, _ = open_home(home, session)
+    asked, before = set[str](), None
+    async for line in lines_from(store, stream, 0):
+        kind = line.split(b",", 3)[2]
+        if b"compaction/request" not in kind and b"compaction/summary" not in kind:
+            continue
+        event = parse_event(line)
+        named: str = event.data["compaction_id"]
+        if event.type == "compaction/request":
+            asked.add(named)
+        elif named != compaction_id:
+            before = named
+        else:
+            break
+    return compaction_id in asked and before is not None and before not in asked
 
 
 def _is_needless(context: StoredContext) -> bool:

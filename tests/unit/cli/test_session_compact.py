@@ -50,3 +50,17 @@ def test_a_session_that_is_not_there(cli: Cli, session_id: str) -> None:
     assert found.code == 2 and found.document["error"]["code"] == "session.not_found"
     found = cli("sessions", "compact", session_id, "--agent", "9", "--json")
     assert found.code == 2
+
+
+def test_a_summary_by_the_model_behind_one_of_a_feature_is_told(cli: Cli, home: Path, session_id: str) -> None:
+    config = home / "config.toml"
+    before = config.read_text() if config.exists() else ""
+    config.write_text('features = ["tests.unit.context.test_runtime_context:OwnSummaries"]\n' + before)
+    found = cli("sessions", "compact", session_id)
+    assert found.code == 0 and "note: " not in found.err
+    config.write_text(before)
+    assert cli("run", "further " * 300, "--session", session_id, "--address", "in-process", "--json").code == 0
+    found = cli("sessions", "compact", session_id)
+    assert found.code == 0 and "not asked of the agent's model" in found.err
+    assert cli("run", "further " * 300, "--session", session_id, "--address", "in-process", "--json").code == 0
+    assert "note: " not in cli("sessions", "compact", session_id).err
