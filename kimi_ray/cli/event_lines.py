@@ -201,7 +201,8 @@ def _result(data: Any) -> str:
     blocks = data["message"]["content"]
     failed = any(block.get("is_error") for block in blocks)
     code = data.get("exit_code")
-    how = "refused: " if (data.get("error") or {}).get("code") in _REFUSED else "failed: "
+    error: Any = data.get("error") or {}
+    how = "refused: " if error.get("code") in _REFUSED else "failed: "
     return (how if failed else "") + (f"exit {code}: " if code else "") + blocks_text(blocks)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import httpx2
 
 from kimi_ray.agent.live_agent import LiveAgent
 from kimi_ray.agent.summarizer import ModelSummarizer, Summarizer, Summary, SummaryTask
@@ -144,7 +144,7 @@ def bare(request: ChatRequest) -> dict[str, Any]:
 
 def body_of(request: ChatRequest) -> bytes:
     """The bytes that go over the wire: what ``OpenAIProvider`` hands to its client, as that one encodes it."""
-    return httpx.Request("POST", "http://server/v1/chat/completions", json=chat_body(request, _OPENAI)).content
+    return httpx2.Request("POST", "http://server/v1/chat/completions", json=chat_body(request, _OPENAI)).content
 
 
 def rebuilt_bodies(events: list[SessionEvent], blobs: dict[str, bytes] | None = None) -> list[bytes]:
