@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from kimi_ray.actors.garbage import YOUNG_OBJECTS, collect_seldom
+from kimi_ray.garbage import YOUNG_OBJECTS, collect_seldom
 
 class Ring:
     def __init__(self):
