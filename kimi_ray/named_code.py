@@ -46,7 +46,7 @@ def load_named(reference: str) -> Any:
     except BaseException as error:
         # A module's body may raise anything; a SystemExit would end a host with all of its agents.
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            why = f"no module {error.name!r} in {os.getcwd()} or on the path"
+            why = f"no module {module!r} in {os.getcwd()} or on the path"
             raise CannotLoadError(
                 why, "write package.module:name, and run where that module is, or install it"
             ) from error

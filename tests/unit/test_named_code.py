@@ -96,5 +96,5 @@ def test_a_module_that_is_not_there_is_told_with_the_directory(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CannotLoadError) as caught:
         load_named("no_such_q.inner:count")
-    assert caught.value.why == f"no module 'no_such_q' in {tmp_path} or on the path"
+    assert caught.value.why == f"no module 'no_such_q.inner' in {tmp_path} or on the path"
     assert "cluster" not in str(caught.value.hint)

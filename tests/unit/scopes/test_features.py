@@ -186,7 +186,7 @@ def test_a_constructor_that_says_too_little() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no.such.module:Thing", "cannot be imported: the module no.such.module raised ModuleNotFoundError"),
+        ("no.such.module:Thing", "cannot be imported: no module 'no.such.module' in "),
         (f"{SAMPLE}:Nothing", "has no Nothing"),
         (f"{SAMPLE}:Station", "is no subclass of kimi_ray.Feature"),
         (SAMPLE, "cannot be imported"),
