@@ -98,7 +98,7 @@ async def test_an_agent_that_broke_lives_again_with_the_next_prompt(
             raise ZeroDivisionError("broken")
 
         with monkeypatch.context() as patched:
-            patched.setattr("kimi_ray.agent.live_agent.turn_config", broken)
+            patched.setattr("kimi_ray.agent.live_agent.TurnConfigs.of", broken)
             result = await (await session.main.submit("one")).result(10)
             assert result.state == "failed" and result.error is not None and result.error["code"] == "internal"
         assert (await (await session.main.submit("two")).result(10)).text == "did two"
