@@ -383,10 +383,12 @@ class Registry:
 
     async def _place_session(self, session_id: str, isolation: Isolation | None) -> str:
         host = await self._pools["sessions"].take(dedicated=self._is_dedicated(isolation))
-        named = self._sessions.setdefault(session_id, host.name)
-        if named != host.name:
-            self._let_go("sessions", host.name, 1)  # another host has taken it (`hold_session`) meanwhile
-        return named
+        named = self._sessions.get(session_id)
+        if named is not None:
+            self._let_go("sessions", host.name, 1)  # a host has taken it (`hold_session`) meanwhile, and it counts there
+            return named
+        self._sessions[session_id] = host.name
+        return host.name
 
     def _refuse_when_ending(self) -> None:
         if self._ending is not None:

@@ -425,6 +425,17 @@ async def test_a_session_that_a_host_took_while_a_place_was_looked_for_keeps_its
     assert [host["load"] for host in status["hosts"] if host["name"] == old] == [2]
 
 
+async def test_a_session_that_the_very_host_took_while_a_place_was_looked_for_counts_once(world):
+    cluster = await world(hosts_per_node=1)
+    host = await call(cluster, "place_session", "other")
+    for n in range(20):
+        calls = [call(cluster, "place_session", f"s{n}"), call(cluster, "hold_session", f"s{n}", host)]
+        assert await asyncio.gather(*calls) == [host, host]
+        await call(cluster, "forget_session", f"s{n}", host)
+    status = await call(cluster, "status")
+    assert [each["load"] for each in status["hosts"] if each["name"] == host] == [1]
+
+
 async def test_an_error_that_nobody_foresaw_does_not_end_the_watch(world):
     cluster = await world(lease_timeout_s=0.4)
     nodes, failed = cluster.nodes, 0
