@@ -385,7 +385,7 @@ class Registry:
         host = await self._pools["sessions"].take(dedicated=self._is_dedicated(isolation))
         named = self._sessions.get(session_id)
         if named is not None:
-            self._let_go("sessions", host.name, 1)  # a host has taken it (`hold_session`) meanwhile, and it counts there
+            self._let_go("sessions", host.name, 1)  # a host took it (`hold_session`) meanwhile, where it counts
             return named
         self._sessions[session_id] = host.name
         return host.name
