@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from kimi_ray.hosts.store_host import StoreHost
 from kimi_ray.store.persistence import PersistenceService
@@ -114,7 +115,14 @@ def test_every_flipped_bit_of_what_was_acknowledged_is_seen(place: Callable[[str
         with contextlib.suppress(ValueError):  # a header that is no JSON any more
             report = check_home(here / "home", [here / "journal"])
             # The last batch holds the row that closed the log, and nothing that was acknowledged.
-            assert report.violations or (report.torn and at > len(sound) - 500), at
+            seen = report.violations or (report.torn and at > len(sound) - 500)
+            # A frame's header has bits that mean nothing, or only how much memory its reader may need.
+            assert seen or (way == "zstd" and _unpacked(bytes(spoiled)) == _unpacked(sound)), at
+
+
+def _unpacked(data: bytes) -> bytes:
+    with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as frames:
+        return frames.read()
 
 
 @pytest.mark.parametrize("way", ["plain", "zstd"])
