@@ -22,7 +22,7 @@ class EndedPrompt:
 
 
 class EndedPrompts:
-    """those of one agent, 32 bytes each in a table with free places."""
+    """Those of one agent: 32 bytes each, in a table of which two fifths or more are free places."""
 
     __slots__ = ("_table",)
 

@@ -37,7 +37,7 @@ from kimi_ray.cli.session_undo import undo
 from kimi_ray.cli.sessions import sessions, tail
 from kimi_ray.cli.swarm import swarm
 from kimi_ray.errors import ConfigError, KimiRayError, as_error
-from kimi_ray.garbage import collect_seldom
+from kimi_ray.garbage import look_seldom
 
 
 class _Interrupted(Exception):
@@ -141,7 +141,7 @@ def _root(
 
 def main() -> None:
     """The console script."""
-    collect_seldom()
+    look_seldom()
     sys.exit(run_command(sys.argv[1:]))
 
 

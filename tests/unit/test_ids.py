@@ -33,6 +33,15 @@ def test_ulids_rise_strictly_within_one_millisecond_and_when_the_clock_steps_bac
     assert made == sorted(set(made))
 
 
+def test_a_ulid_is_spelled_as_the_library_does() -> None:
+    from ulid import ULID
+
+    for made in (ids.new_ulid() for _ in range(200)):
+        assert str(ULID.from_str(made)) == made
+    for value in (0, 1, 31, 32, 1 << 79, (1 << 128) - 1):
+        assert ids._base32(value) == str(ULID(value.to_bytes(16, "big")))  # pyright: ignore[reportPrivateUsage]
+
+
 def test_ulids_of_many_threads_are_distinct() -> None:
     made: list[str] = []
 
